@@ -1,0 +1,183 @@
+"""What is computed, as plain frozen dataclasses: the only place where these settings are written.
+
+`config.py` nests them as they are (pydantic validates them and refuses unknown keys), core
+functions take them as arguments. No torch, no numpy here: `ckn-scale --help` imports this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CLOSED: dict[str, Any] = {"extra": "forbid"}  # read by pydantic: a misspelt key is an error
+
+
+def _at_least(spec: object, **bounds: float) -> None:
+    for name, bound in bounds.items():
+        value = getattr(spec, name)
+        if value < bound:
+            raise ValueError(f"{name} must be ≥ {bound}, got {value}")
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How a file becomes pixels."""
+
+    __pydantic_config__ = CLOSED
+
+    max_pixels: int = 786_432  # larger images are scaled down to this area
+    min_side_px: int = 128  # smaller images are scaled up to this shorter side (at most 4 ×)
+    pixel_cap: int = 100_000_000  # refused from the header alone, before decoding
+    exif_orientation: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_pixels=1024, min_side_px=1, pixel_cap=1024)
+
+
+@dataclass(frozen=True)
+class KeypointSpec:
+    """Which regions are described."""
+
+    __pydantic_config__ = CLOSED
+
+    detector: Literal["hessian-affine", "dense"] = "hessian-affine"
+    max_keypoints: int = 800  # the strongest are kept
+    threshold: float = 0.1  # the response below which nothing counts, however few points there are
+    orientation: Literal["dominant", "gravity"] = "dominant"
+    saddles: bool = True  # negative extrema of the Hessian's determinant too
+    dense_step_px: int = 8
+    dense_num_scales: int = 5  # √2 apart
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_keypoints=1, threshold=0, dense_step_px=1, dense_num_scales=1)
+
+
+@dataclass(frozen=True)
+class PatchSpec:
+    """How a region becomes a square of pixels."""
+
+    __pydantic_config__ = CLOSED
+
+    size_px: int = 51
+    region: float = 12.0  # half side of the patch, in units of the keypoint's scale
+
+    def __post_init__(self) -> None:
+        _at_least(self, size_px=8, region=0.5)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One CKN layer: sub-patches of `patch_px`², `num_filters` outputs, Gaussian pooling by `subsampling`."""
+
+    __pydantic_config__ = CLOSED
+
+    patch_px: int
+    num_filters: int
+    subsampling: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, patch_px=1, num_filters=1, subsampling=1)
+
+
+@dataclass(frozen=True)
+class CknSpec:
+    """A convolutional kernel network on one kind of input map.
+
+    For `grad` the first layer is the fixed orientation layer: patch_px 1, num_filters orientations.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    channel: Literal["grad", "white", "raw"]
+    layers: tuple[LayerSpec, ...]
+    alpha_quantile: float = 0.001  # α of a layer = this quantile of distances between unit sub-patches
+    norm_power: float = 1.0  # sub-patch norms (grad: gradient magnitudes) to this power; 0.5 is better
+    window_sigma: float | None = None  # Gaussian weight on layer-1 responses, as a share of the side
+    descriptor_power: float = 1.0  # power-normalisation of the descriptor before its projection
+    input_blur_px: float = 0.0  # Gaussian pre-blur of the patch
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("layers must hold at least one layer, got none")
+        if self.channel == "grad" and self.layers[0].patch_px != 1:
+            raise ValueError(f"the first layer of grad has patch_px 1, got {self.layers[0].patch_px}")
+        if not 0 < self.alpha_quantile < 1:
+            raise ValueError(f"alpha_quantile must lie between 0 and 1, got {self.alpha_quantile}")
+
+
+@dataclass(frozen=True)
+class CknTrainingSpec:
+    """How filters are learned: `nystrom` (closed form) or `sgd` (the published way)."""
+
+    __pydantic_config__ = CLOSED
+
+    solver: Literal["nystrom", "sgd"] = "nystrom"
+    num_patches: int = 100_000
+    num_subpatches: int = 1_000_000
+    kmeans_iterations: int = 10
+    nystrom_epsilon: float = 1e-6
+    sgd_batch_pairs: int = 1000
+    sgd_iterations: int = 300_000
+    sgd_validate_every: int = 1000
+    sgd_halve_every: int = 50_000  # the rate is divided by √2 this often
+    sgd_rate_candidates: int = 41  # 2^(-k/2), k = 0 …
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, num_patches=1, num_subpatches=1, kmeans_iterations=1, sgd_iterations=1)
+
+
+@dataclass(frozen=True)
+class ProjectionSpec:
+    """PCA of a descriptor: L2, centre, project, divide by singular value^`whitening`, L2."""
+
+    __pydantic_config__ = CLOSED
+
+    dim: int = 128
+    whitening: float = 1.0  # 0 none, 0.5 semi, 1 full
+    num_descriptors: int = 10_000
+
+    def __post_init__(self) -> None:
+        _at_least(self, dim=1, whitening=0, num_descriptors=2)
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """One descriptor of an image's patches: a CKN, its projection and its VLAD words."""
+
+    __pydantic_config__ = CLOSED
+
+    ckn: CknSpec
+    projection: ProjectionSpec = field(default_factory=ProjectionSpec)
+
+
+@dataclass(frozen=True)
+class VladSpec:
+    __pydantic_config__ = CLOSED
+
+    num_words: int = 64
+    intra_normalise: bool = True
+    num_descriptors: int = 100_000
+    kmeans_iterations: int = 25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, num_words=1, num_descriptors=2, kmeans_iterations=1)
+
+
+@dataclass(frozen=True)
+class ReductionSpec:
+    """PCA + whitening of the VLAD, as far as the sample supports it.
+
+    `dim` falls to sampled images / `images_per_dim`; below `min_dim` the VLAD is kept as it is,
+    because a whitening learned on few images destroys it.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    dim: int = 1024
+    min_dim: int = 128
+    images_per_dim: float = 10.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, dim=1, min_dim=1, images_per_dim=1)

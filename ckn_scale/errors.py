@@ -1,0 +1,65 @@
+"""Everything ckn_scale raises on purpose.
+
+    CknScaleError
+    ├── InputError            the user can fix it: a path, a setting, a port. Exit code 2.
+    │   ├── SettingsError     a preset, key or value
+    │   └── RunMismatch       the run folder holds other settings, another format or numerics class
+    ├── ImageRejected         one image cannot be used; becomes a row with `state` and `reason`
+    ├── DataDamaged           bytes are not the ones that were recorded (sha256, rows, form)
+    ├── StoreUnfit            the store cannot keep the promises a run folder needs
+    ├── TransientStoreError   the store failed in a way that may pass; retried, then fails the shard
+    ├── WorkFailed            a run ended with shards undone or a gate not passed. Exit code 1.
+    └── MissingDependency     an optional package is needed, and the sentence says which
+"""
+
+from __future__ import annotations
+
+
+class CknScaleError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class InputError(CknScaleError):
+    exit_code = 2
+
+
+class SettingsError(InputError):
+    pass
+
+
+class RunMismatch(InputError):
+    pass
+
+
+class ImageRejected(CknScaleError):
+    """One image cannot be used. `state` is one of `schemas.IMAGE_STATES`."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(f"{state}: {reason}")
+        self.state = state
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ImageRejected], tuple[str, str]]:
+        return (type(self), (self.state, self.reason))
+
+
+class DataDamaged(CknScaleError):
+    pass
+
+
+class StoreUnfit(InputError):
+    pass
+
+
+class TransientStoreError(CknScaleError):
+    pass
+
+
+class WorkFailed(CknScaleError):
+    pass
+
+
+class MissingDependency(InputError):
+    pass

@@ -1,0 +1,76 @@
+"""The columns of every stage, and the states an image can end in.
+
+Vectors are fixed-size binary with dtype and dim in the schema's metadata: 28 × faster to read
+than a list column.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import pyarrow as pa
+
+ImageState = Literal[
+    "ok",
+    "no_keypoints",  # decoded, but flat: nothing to describe
+    "corrupt",
+    "truncated",
+    "unsupported",
+    "too_large",
+    "empty",
+    "missing",
+    "changed",  # other bytes than the plan listed
+    "crashed",  # killed its process
+    "timeout",
+]
+IMAGE_STATES: tuple[str, ...] = get_args(ImageState)
+
+PLANNED_IMAGES = pa.schema(
+    [
+        ("image_id", pa.int64()),
+        ("uri", pa.string()),  # file or object; `#member` names a row or a member inside it
+        ("size_bytes", pa.int64()),  # -1 where the source does not tell
+        ("etag", pa.string()),  # what tells one content from another: etag, or mtime
+    ]
+)
+
+SAMPLED_PATCHES = pa.schema(
+    [
+        ("image_id", pa.int64()),
+        ("point", pa.int32()),
+        ("priority", pa.uint64()),  # hash; the k smallest of any union are the sample
+        ("patch", pa.binary()),  # uint8, size × size × 3, RGB; size in the metadata
+    ]
+)
+
+THUMBNAILS = pa.schema([("image_id", pa.int64()), ("jpeg", pa.binary())])
+
+BYTES_PER_FRAME = 9
+BYTES_PER_CODE = 16
+
+
+def vectors(dim: int) -> pa.Schema:
+    """One row per planned image; `vector` is null unless the state is `ok`."""
+    return pa.schema(
+        [
+            ("image_id", pa.int64()),
+            ("state", pa.string()),
+            ("reason", pa.string()),
+            ("width_px", pa.int32()),
+            ("height_px", pa.int32()),
+            ("vector", pa.binary(2 * dim)),
+        ],
+        metadata={"dtype": "float16", "dim": str(dim)},
+    )
+
+
+# One row per image that has points; each column holds the points one after the other.
+DESCRIPTORS = pa.schema(
+    [
+        ("image_id", pa.int64()),
+        ("num_points", pa.int32()),
+        ("frames", pa.binary()),  # BYTES_PER_FRAME each
+        ("words", pa.binary()),  # uint16 each
+        ("codes", pa.binary()),  # BYTES_PER_CODE each: the signs of the residual to the word
+    ]
+)
