@@ -1,0 +1,163 @@
+"""From the bytes of an image file to RGB pixels at working size, or to the reason why not.
+
+Files come from strangers: every failure of a decoder becomes `ImageRejected` with one of the
+states corrupt, truncated, unsupported, too_large, empty. Everything here is safe in threads.
+
+Conventions: animations give their first frame, transparency is composited over white, 16-bit
+values keep their upper byte, CMYK and palettes become RGB.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from ckn_scale.core.image_files import open_image_file, orientation_of, rejection_of
+from ckn_scale.core.specs import ImageSpec
+from ckn_scale.errors import ImageRejected
+
+MAX_UPSCALE = 4.0
+MAX_SIDE_PX = 32_000  # OpenCV's warps address pixels with 16-bit integers
+THUMBNAIL_QUALITY = 85
+
+# EXIF orientation → (transpose, flip rows, flip columns), applied in this order.
+TURNS: dict[int, tuple[bool, bool, bool]] = {
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+
+
+def decode_image(data: bytes, spec: ImageSpec) -> np.ndarray:
+    """(H, W, 3) uint8 RGB at working size; `ImageRejected` tells why there is none."""
+    try:
+        return _decode(data, spec)
+    except ImageRejected:
+        raise
+    except MemoryError:
+        raise ImageRejected("too_large", "decoding it needs more memory than there is") from None
+    except Exception as error:
+        raise rejection_of(data, error) from error
+
+
+def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
+    with open_image_file(data) as file:
+        width_px, height_px = file.size
+        _check_header(width_px, height_px, spec)
+        working_size = fit_working_size(width_px, height_px, spec)
+        # JPEG can be decoded at 1/2, 1/4, 1/8 of its size for much less work; others ignore this.
+        file.draft(None, working_size)
+        file.load()
+        pixels = resize_image(_to_rgb(file), working_size)
+        orientation = orientation_of(file) if spec.exif_orientation else 1
+    return turn_upright(pixels, orientation)
+
+
+def _check_header(width_px: int, height_px: int, spec: ImageSpec) -> None:
+    if width_px < 1 or height_px < 1:
+        raise ImageRejected("corrupt", f"the header says {width_px} × {height_px} pixels")
+    if width_px * height_px > spec.pixel_cap:
+        reason = f"{width_px} × {height_px} pixels are more than pixel_cap = {spec.pixel_cap}"
+        raise ImageRejected("too_large", reason)
+
+
+def fit_working_size(width_px: int, height_px: int, spec: ImageSpec) -> tuple[int, int]:
+    """(width, height) of the working image: at most `max_pixels`, enlarged when below `min_side_px`."""
+    limit = min(math.sqrt(spec.max_pixels / (width_px * height_px)), MAX_SIDE_PX / max(width_px, height_px))
+    wanted = min(max(spec.min_side_px / min(width_px, height_px), 1.0), MAX_UPSCALE)
+    factor = min(wanted, limit)
+    if factor == 1.0:
+        return width_px, height_px
+    return max(1, int(width_px * factor)), max(1, int(height_px * factor))
+
+
+def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """`image` at `size` = (width, height): averaged when smaller, cubic when larger."""
+    height_px, width_px = image.shape[:2]
+    if (width_px, height_px) == size:
+        return image
+    shrinks = size[0] * size[1] < width_px * height_px
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
+
+
+def turn_upright(image: np.ndarray, orientation: int) -> np.ndarray:
+    """Undo the EXIF orientation 1 … 8; any other number changes nothing."""
+    if orientation not in TURNS:
+        return image
+    transpose, flip_rows, flip_columns = TURNS[orientation]
+    if transpose:
+        image = image.swapaxes(0, 1)
+    if flip_rows:
+        image = image[::-1]
+    if flip_columns:
+        image = image[:, ::-1]
+    return np.ascontiguousarray(image)
+
+
+def to_luma(image: np.ndarray) -> np.ndarray:
+    """(H, W) uint8 luma 0.299 R + 0.587 G + 0.114 B of an (H, W, 3) uint8 image; (H, W) stays as it is."""
+    if image.ndim == 2:
+        return image
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+
+
+def encode_thumbnail(image: np.ndarray, side_px: int) -> bytes:
+    """A JPEG whose longer side is at most `side_px`."""
+    height_px, width_px = image.shape[:2]
+    factor = min(1.0, side_px / max(height_px, width_px))
+    size = max(1, round(width_px * factor)), max(1, round(height_px * factor))
+    pixels = cv2.cvtColor(resize_image(image, size), cv2.COLOR_RGB2BGR)
+    done, jpeg = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])
+    if not done:
+        raise ValueError(f"no JPEG could be made of an image of shape {image.shape}")
+    return jpeg.tobytes()
+
+
+def _to_rgb(file: Image.Image) -> np.ndarray:
+    if file.mode in ("RGB", "YCbCr", "CMYK", "HSV", "L", "1"):
+        return _rgb_array(file)
+    if file.mode.startswith(("I", "F")):
+        grey = grey_to_bytes(np.asarray(file))
+        return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
+    if file.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in file.info:
+        return composite_over_white(np.asarray(file.convert("RGBA")))
+    if file.mode in ("P", "RGBX"):
+        return _rgb_array(file)
+    raise ImageRejected("unsupported", f"its colour mode {file.mode} is not read here")
+
+
+def _rgb_array(file: Image.Image) -> np.ndarray:
+    if "transparency" in file.info:
+        return composite_over_white(np.asarray(file.convert("RGBA")))
+    return np.asarray(file if file.mode == "RGB" else file.convert("RGB"))
+
+
+def composite_over_white(rgba: np.ndarray) -> np.ndarray:
+    """(H, W, 3) uint8 of an (H, W, 4) uint8 image: what a white page would show."""
+    alpha = rgba[..., 3:].astype(np.uint16)
+    if alpha.min(initial=255) == 255:
+        return np.ascontiguousarray(rgba[..., :3])
+    blended = rgba[..., :3] * alpha + 255 * (255 - alpha)
+    return ((blended + 127) // 255).astype(np.uint8)
+
+
+def grey_to_bytes(grey: np.ndarray) -> np.ndarray:
+    """(H, W) uint8 of 16-bit, 32-bit or float grey values.
+
+    Nothing in such a file says what white is: it is taken as the smallest of 1 (floats only), 255
+    and 65535 that holds the maximum, else as the maximum. Not-a-number and negatives are black.
+    """
+    if grey.dtype == np.uint16:
+        return (grey >> 8).astype(np.uint8)
+    values = np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    maximum = values.max(initial=0.0)
+    choices = [1.0] if grey.dtype.kind == "f" else []
+    white = next((w for w in (*choices, 255.0, 65535.0) if maximum <= w), maximum)
+    return np.clip(values * (255.0 / white) + 0.5, 0, 255).astype(np.uint8)
