@@ -1,0 +1,41 @@
+"""A dense multi-scale grid of upright round regions: the detector that looks at nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.specs import KeypointSpec
+
+FIRST_SCALE_PX = 51 / 24  # a patch of 51 pixels and region 12 shows the finest image pixel by pixel
+SCALE_STEP = 2.0**0.5
+
+
+def detect_dense(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
+    """A grid of `dense_step_px` on each of `dense_num_scales` images, each √2 smaller than the last.
+
+    A grid whose step is fixed in the shrunken image has the step `dense_step_px` · √2^k in this one.
+    All points are returned whatever `max_keypoints` says, because a grid has no strength to choose
+    by; the finest come first.
+    """
+    grids = [
+        _make_grid(luma.shape[:2], spec.dense_step_px * SCALE_STEP**k) for k in range(spec.dense_num_scales)
+    ]
+    scales = np.concatenate([np.full(len(g), FIRST_SCALE_PX * SCALE_STEP**k) for k, g in enumerate(grids)])
+    frames = np.zeros((len(scales), 2, 3), np.float32)
+    frames[:, 0, 0] = frames[:, 1, 1] = scales
+    frames[:, :, 2] = np.concatenate(grids)
+    return Keypoints(frames, np.ones(len(frames), np.float32))
+
+
+def _make_grid(shape: tuple[int, int], step_px: float) -> np.ndarray:
+    """(N, 2) centres (x, y), row by row, the grid centred in the image."""
+    rows, columns = (_make_line(length, step_px) for length in shape)
+    y, x = np.meshgrid(rows, columns, indexing="ij")
+    return np.stack([x.ravel(), y.ravel()], axis=1)
+
+
+def _make_line(length_px: int, step_px: float) -> np.ndarray:
+    count = int(length_px // step_px)
+    first = (length_px - 1 - (count - 1) * step_px) / 2.0
+    return first + step_px * np.arange(count)
