@@ -1,0 +1,119 @@
+"""A group of index shards on this machine: search their vectors, look up what an id stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckn_scale.core.topk import NO_ID, merge_topk
+from ckn_scale.core.vector_index import VectorIndex, import_faiss
+from ckn_scale.errors import DataDamaged
+from ckn_scale.search.cache import FileCache
+from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
+from ckn_scale.storage.store import Store
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One indexed image in an answer; a larger score is more alike."""
+
+    image_id: int
+    uri: str
+    score: float
+    columns: dict[str, Any] = field(default_factory=dict)  # what the user kept beside the image
+
+
+class ShardGroup:
+    """Shards of one published version, memory-mapped, searched one after the other.
+
+    Every file is checked against the manifest before it is opened.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: IndexManifest,
+        shard_ids: Sequence[int] | None = None,
+        *,
+        threads: int = 1,
+        cache: FileCache | None = None,
+    ) -> None:
+        wanted = {shard.shard for shard in manifest.shards} if shard_ids is None else set(shard_ids)
+        unknown = wanted - {shard.shard for shard in manifest.shards}
+        if unknown:
+            raise ValueError(f"build {manifest.build} has no shards {sorted(unknown)}")
+        cache = cache or FileCache()
+        self.dim = manifest.dim
+        self.threads = threads
+        self._shards = [
+            _OpenShard(store, shard, manifest.dim, cache)
+            for shard in manifest.shards
+            if shard.shard in wanted
+        ]
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.index.rows for shard in self._shards)
+
+    def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
+        """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""
+        if not self._shards:
+            return [[] for _ in vectors]
+        found = [shard.index.search(vectors, k, threads=self.threads) for shard in self._shards]
+        values, ids = [value for value, _ in found], [index for _, index in found]
+        similarity, image_ids = merge_topk(values, ids, k, larger_is_better=True)
+        return [self._make_hits(*row) for row in zip(similarity, image_ids, strict=True)]
+
+    def thumbnail(self, image_id: int) -> bytes | None:
+        """The image's JPEG thumbnail; None when it has none or is not in this group."""
+        for shard in self._shards:
+            position = shard.position(image_id)
+            if position is not None:
+                return shard.table.column("thumbnail")[position].as_py()
+        return None
+
+    def _make_hits(self, similarity: np.ndarray, image_ids: np.ndarray) -> list[Hit]:
+        pairs = zip(image_ids.tolist(), similarity.tolist(), strict=True)
+        return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
+
+    def _make_hit(self, image_id: int, score: float) -> Hit:
+        for shard in self._shards:
+            position = shard.position(image_id)
+            if position is not None:
+                return shard.describe(position, image_id, score)
+        raise DataDamaged(f"image {image_id} is in the index, but in no side table")
+
+
+def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
+    """The k best hits of several groups' answers to one query; equal scores by ascending id."""
+    every = [hit for hits in groups for hit in hits]
+    return sorted(every, key=lambda hit: (-hit.score, hit.image_id))[:k]
+
+
+class _OpenShard:
+    def __init__(self, store: Store, shard: IndexShard, dim: int, cache: FileCache) -> None:
+        self.index = _map_index(cache.fetch(store, shard.index))
+        self.table = open_side_table(cache.fetch(store, shard.table))
+        self._columns = [name for name in self.table.column_names if name not in SIDE_COLUMNS.names]
+        ids = self.table.column("image_id").to_numpy()
+        if self.index.dim != dim or not np.array_equal(self.index.ids, ids):
+            raise DataDamaged(f"{shard.index.path} and {shard.table.path} do not hold the same images")
+
+    def position(self, image_id: int) -> int | None:
+        ids = self.index.ids
+        position = int(np.searchsorted(ids, image_id))
+        return position if position < len(ids) and ids[position] == image_id else None
+
+    def describe(self, position: int, image_id: int, score: float) -> Hit:
+        columns = {name: self.table.column(name)[position].as_py() for name in self._columns}
+        return Hit(image_id, self.table.column("uri")[position].as_py(), score, columns)
+
+
+def _map_index(path: Path) -> VectorIndex:
+    faiss = import_faiss()
+    # IO_FLAG_MMAP alone would still copy flat vectors into memory.
+    return VectorIndex(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))

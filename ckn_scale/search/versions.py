@@ -1,0 +1,53 @@
+"""Published versions of a run: which index is current, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckn_scale.errors import InputError
+from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    number: int
+    manifest: IndexManifest
+    record: dict[str, Any]  # as published: build, certificate, …
+
+
+def latest_version_number(run: RunFolder) -> int:
+    """The current version; InputError when nothing was published yet."""
+    latest = run.versions.latest()
+    if latest is None:
+        raise InputError(f"{run.url} has no published index yet: run `ckn-scale index` to the end first")
+    return int(latest[0])
+
+
+def open_version(run: RunFolder, version: int | None = None) -> PublishedVersion:
+    """A published version and its manifest, checked; the current one unless a number is given."""
+    number = latest_version_number(run) if version is None else version
+    records = {int(found): body for found, body in run.versions.all()}
+    if number not in records:
+        known = ", ".join(map(str, sorted(records))) or "none"
+        raise InputError(f"{run.url} has no version {number}; published are: {known}")
+    record = records[number]
+    manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
+    return PublishedVersion(number, manifest, record)
+
+
+def assign_shards(manifest: IndexManifest, num_groups: int) -> list[list[int]]:
+    """Shard numbers per group, balanced by rows; the same for everyone who asks.
+
+    With fewer shards than groups the last groups stay empty.
+    """
+    if num_groups < 1:
+        raise ValueError(f"num_groups must be ≥ 1, got {num_groups}")
+    groups: list[list[int]] = [[] for _ in range(num_groups)]
+    loads = [0] * num_groups
+    for shard in sorted(manifest.shards, key=lambda shard: (-shard.rows, shard.shard)):
+        lightest = loads.index(min(loads))
+        groups[lightest].append(shard.shard)
+        loads[lightest] += max(shard.rows, 1)
+    return [sorted(group) for group in groups]

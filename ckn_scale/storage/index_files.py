@@ -1,0 +1,174 @@
+"""One index build as files: an immutable folder of shards and the manifest that names them.
+
+    <folder>/shard-00000.faiss   vectors with global ids, opened memory-mapped
+    <folder>/shard-00000.arrow   the same rows: image_id, uri, thumbnail, kept columns (Arrow IPC, mapped)
+    <folder>/manifest.json       sha256 and size of every file, id ranges, rows, dim, models
+
+A folder belongs to one attempt and is never written twice. Readers start from a published version,
+which names the manifest and its sha256; the manifest vouches for everything below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckn_scale.errors import DataDamaged
+
+if TYPE_CHECKING:
+    from ckn_scale.storage.store import Store
+
+MANIFEST_FORMAT = 1
+METRIC = "inner_product"
+SIDE_COLUMNS = pa.schema([("image_id", pa.int64()), ("uri", pa.string()), ("thumbnail", pa.binary())])
+ROWS_PER_BATCH = 4096  # keeps 32-bit offsets enough for thumbnails
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    path: str  # below the run's root
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class IndexShard:
+    """The files of one index shard; `first_id` and `last_id` are -1 when it has no rows."""
+
+    shard: int
+    index: StoredFile
+    table: StoredFile
+    rows: int
+    first_id: int
+    last_id: int
+
+    def may_hold(self, image_id: int) -> bool:
+        return self.rows > 0 and self.first_id <= image_id <= self.last_id
+
+
+@dataclass(frozen=True)
+class IndexManifest:
+    build: str
+    dim: int
+    rows: int
+    models: Mapping[str, Mapping[str, Any]]  # name → {"path", "sha256"}: what encodes a query
+    shards: tuple[IndexShard, ...]
+    kind: str = "exact"
+    metric: str = METRIC
+    format: int = MANIFEST_FORMAT
+    extra: Mapping[str, Any] = field(default_factory=dict)  # settings, models generation, …
+
+
+def make_side_table(
+    image_ids: Sequence[int] | pa.Array,
+    uris: Sequence[str] | pa.Array,
+    thumbnails: Sequence[bytes | None] | pa.Array | None = None,
+    columns: pa.Table | None = None,
+) -> pa.Table:
+    """Rows of a side table in id order; `columns` are the user's own, one row per image."""
+    if thumbnails is None:
+        thumbnails = pa.nulls(len(image_ids), pa.binary())
+    table = pa.table([image_ids, uris, thumbnails], schema=SIDE_COLUMNS)
+    for name in columns.column_names if columns is not None else ():
+        if name in table.column_names:
+            raise ValueError(f"a kept column may not be named {name!r}: the side table has its own")
+        table = table.append_column(name, columns.column(name))  # type: ignore[union-attr]
+    return table
+
+
+def write_index_shard(store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table) -> IndexShard:
+    """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order."""
+    ids = _check_side_table(table)
+    name = f"{folder}/shard-{shard_id:05d}"
+    return IndexShard(
+        shard=shard_id,
+        index=_write_file(store, f"{name}.faiss", index),
+        table=_write_file(store, f"{name}.arrow", _serialise_table(table)),
+        rows=len(ids),
+        first_id=int(ids[0]) if len(ids) else -1,
+        last_id=int(ids[-1]) if len(ids) else -1,
+    )
+
+
+def write_manifest(store: Store, folder: str, manifest: IndexManifest) -> StoredFile:
+    """Write the manifest last, once all shards are durable; its sha256 belongs into the version record."""
+    _check_manifest(manifest)
+    body = json.dumps(asdict(manifest), sort_keys=True, indent=1, ensure_ascii=False)
+    return _write_file(store, f"{folder}/manifest.json", body.encode())
+
+
+def read_manifest(store: Store, path: str, sha256: str) -> IndexManifest:
+    """The manifest that a version names; DataDamaged when it is missing or has other bytes."""
+    try:
+        data = store.read(path)
+    except FileNotFoundError as error:
+        raise DataDamaged(f"{path} is missing, but a published version names it") from error
+    check_sha256(data, sha256, path)
+    body = json.loads(data)
+    if body["format"] != MANIFEST_FORMAT:
+        raise DataDamaged(f"{path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
+    shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
+    manifest = IndexManifest(shards=shards, **body)
+    _check_manifest(manifest)
+    return manifest
+
+
+def open_side_table(path: Path) -> pa.Table:
+    """A side table from a local file, memory-mapped: only the rows that are asked for are read."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def check_sha256(data: bytes, sha256: str, path: str) -> None:
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise DataDamaged(f"{path} has sha256 {found[:16]}…, recorded was {sha256[:16]}…")
+
+
+def _write_file(store: Store, path: str, data: bytes) -> StoredFile:
+    store.write_new(path, data)
+    return StoredFile(path, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def _serialise_table(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    # Uncompressed, because a compressed batch cannot be mapped.
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        # Batches of one size, however the rows came: equal tables give equal bytes.
+        for start in range(0, len(table), ROWS_PER_BATCH):
+            writer.write_table(table.slice(start, ROWS_PER_BATCH).combine_chunks())
+    return sink.getvalue().to_pybytes()
+
+
+def _check_side_table(table: pa.Table) -> np.ndarray:
+    for column in SIDE_COLUMNS:
+        if column.name not in table.column_names or table.schema.field(column.name).type != column.type:
+            raise ValueError(
+                f"a side table needs the column {column.name}: {column.type}, got {table.schema}"
+            )
+    ids = table.column("image_id").to_numpy()
+    if (np.diff(ids) <= 0).any():
+        raise ValueError("the side table's image_id must ascend strictly")
+    return ids
+
+
+def _check_manifest(manifest: IndexManifest) -> None:
+    rows = sum(shard.rows for shard in manifest.shards)
+    if rows != manifest.rows:
+        raise ValueError(f"the manifest says {manifest.rows} rows, its shards hold {rows}")
+    numbers = [shard.shard for shard in manifest.shards]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"shard numbers must differ, got {numbers}")
+    if manifest.metric != METRIC:
+        raise ValueError(f"metric must be {METRIC}, got {manifest.metric}")
+
+
+def _parse_shard(body: dict[str, Any]) -> IndexShard:
+    index, table = StoredFile(**body.pop("index")), StoredFile(**body.pop("table"))
+    return IndexShard(index=index, table=table, **body)
