@@ -1,0 +1,126 @@
+"""Lists of images: text with one URI per line, CSV or Parquet with a column of them.
+
+A relative path counts from the folder of the list. Everything that is named is kept, whatever its name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckn_scale.errors import InputError
+from ckn_scale.storage.filesystems import normalise_url
+from ckn_scale.storage.image_refs import extension
+from ckn_scale.storage.input_files import InputFile
+from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+
+URI_COLUMNS = (
+    "uri",
+    "url",
+    "path",
+    "image_path",
+    "image_url",
+    "file",
+    "filename",
+    "file_name",
+    "image",
+    "key",
+)
+Row = tuple[str, dict[str, Any] | None]
+_ROWS_AT_ONCE = 8192
+
+
+def read_lines(file: InputFile) -> Iterator[Row]:
+    """One URI per line; blank lines and lines that begin with # are passed over."""
+    with _open_text(file) as lines:
+        for line in _decoded(lines, file):
+            if (uri := line.strip()) and not uri.startswith("#"):
+                yield resolve(uri, file.url), None
+
+
+def read_rows(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
+    """The URI column of a CSV, TSV or Parquet list, with the kept columns."""
+    is_parquet = extension(file.url) in ("parquet", "pq")
+    return _read_parquet(file, keep) if is_parquet else _read_csv(file, keep)
+
+
+def resolve(uri: str, list_url: str) -> str:
+    """The URI as the run names it: absolute for local files."""
+    if "://" in uri:
+        return normalise_url(uri)
+    folder = list_url.rpartition("/")[0]
+    return normalise_url(uri if uri.startswith(("/", "~")) else f"{folder}/{uri}")
+
+
+def check_kept(keep: Sequence[str], names: Sequence[str], where: str) -> None:
+    missing = [name for name in keep if name not in names]
+    if missing:
+        raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(names)}")
+
+
+def _read_csv(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
+    with _open_text(file) as lines:
+        delimiter = "\t" if extension(file.url) == "tsv" else ","
+        rows = csv.DictReader(_decoded(lines, file), delimiter=delimiter)
+        names = list(rows.fieldnames or ())
+        column = _uri_column(names, file.url)
+        check_kept(keep, names, file.url)
+        for row in rows:
+            if row[column]:
+                yield resolve(row[column], file.url), {name: row[name] for name in keep} or None
+
+
+def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
+    with file.open() as handle:
+        try:
+            table = pq.ParquetFile(handle)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{file.url} is not a Parquet file: {error}") from error
+        texts = [field.name for field in table.schema_arrow if _is_text(field.type)]
+        column = _uri_column(texts, file.url)
+        check_kept(keep, table.schema_arrow.names, file.url)
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column, *keep]):
+            yield from _parquet_rows(batch.to_pylist(), column, keep, file.url)
+
+
+def _parquet_rows(
+    rows: list[dict[str, Any]], column: str, keep: Sequence[str], list_url: str
+) -> Iterator[Row]:
+    for row in rows:
+        if row[column]:
+            yield resolve(row[column], list_url), {name: row[name] for name in keep} or None
+
+
+def _uri_column(names: Sequence[str], where: str) -> str:
+    """The column with the URIs: by name, or the only one there is."""
+    by_lower_name = {name.lower(): name for name in names}
+    for name in URI_COLUMNS:
+        if name in by_lower_name:
+            return by_lower_name[name]
+    if len(names) == 1 and "/" not in names[0]:
+        return names[0]
+    raise InputError(
+        f"{where} has no column of image URIs: name it one of {', '.join(URI_COLUMNS)}; "
+        f"its text columns are {', '.join(names) or 'none'}"
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _open_text(file: InputFile) -> io.TextIOWrapper:
+    handle = call_with_retries(file.open, RetryPolicy(), file.url)
+    return io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
+
+
+def _decoded(lines: Iterable[str], file: InputFile) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file.url} is not a text list: {error.reason} at byte {error.start}") from error

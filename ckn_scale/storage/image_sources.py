@@ -1,0 +1,137 @@
+"""Where images come from: which there are in a folder, list, archive or table, and the bytes of one.
+
+folder/            every image below it, and the members of tar and Parquet files below it
+folder/*/a*.jpg    what a glob matches, each by its kind
+list.txt           one URI per line; .csv and .parquet lists have a column for it
+shard.tar          WebDataset: `shard.tar#member`
+shard.parquet      image bytes in a column: `shard.parquet#00000012`, the row
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.storage import image_lists, image_tables, tar_members
+from ckn_scale.storage.filesystems import normalise_url
+from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, ImageRef, extension
+from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is_glob, stat_input
+from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+
+__all__ = ["IMAGE_EXTENSIONS", "ImageRef", "list_images", "read_image"]
+
+_CONTAINER = re.compile(r"(?P<file>.+\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE)
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_READ_RETRY = RetryPolicy(attempts=6)
+Lister = Callable[[InputFile, Sequence[str]], Iterator[ImageRef]]
+
+
+def list_images(source: str | Sequence[str], *, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
+    """Every image of the source or sources, in no order; `keep` names columns that travel along.
+
+    InputError when a source is missing, cannot be read, or has no image in it.
+    """
+    sources = [source] if isinstance(source, str) else list(source)
+    if not sources:
+        raise InputError("no images were named")
+    for one in sources:
+        yield from _list_one(one, keep)
+
+
+def read_image(uri: str, *, etag: str = "") -> bytes:
+    """The bytes of one image. With the etag that was listed, a tar member is read by its range at once.
+
+    ImageRejected("missing") on a definite not-found, TransientStoreError when the store keeps failing.
+    """
+    try:
+        return call_with_retries(lambda: _read_once(uri, etag), _READ_RETRY, uri)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise ImageRejected("missing", f"{uri} does not exist") from error
+
+
+def _read_once(uri: str, etag: str) -> bytes:
+    match = _CONTAINER.fullmatch(uri)
+    if match is None:
+        return InputFile(normalise_url(uri)).read()
+    file = InputFile(normalise_url(match["file"]))
+    if match["kind"].lower() == "tar":
+        return tar_members.read_member(file, match["member"], etag)
+    return image_tables.read_row(file, match["member"])
+
+
+def _list_one(source: str, keep: Sequence[str]) -> Iterator[ImageRef]:
+    found = False
+    for ref in _list_by_form(source, keep):
+        found = True
+        yield ref
+    if not found:
+        raise InputError(f"there is no image in {source}")
+
+
+def _list_by_form(source: str, keep: Sequence[str]) -> Iterator[ImageRef]:
+    entry = None if is_glob(source) else stat_input(source)
+    if entry is not None and not entry.is_folder:
+        yield from _list_named_file(entry, keep)
+        return
+    if entry is None and not is_glob(source):
+        raise InputError(f"{source} does not exist")
+    files = find_files(normalise_url(source)) if entry is not None else expand_glob(source)
+    for file in files:
+        yield from _list_found_file(file, keep)
+
+
+def _list_named_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    """A file the user named: a list, an archive, a table, or else one image whatever its name."""
+    if file.url.lower().endswith(_COMPRESSED_TARS):
+        raise InputError(f"{file.url} is a compressed tar, whose members have no ranges: unpack it to .tar")
+    kinds: dict[str, Lister] = {
+        "txt": _list_text,
+        "csv": _list_rows,
+        "tsv": _list_rows,
+        "tar": tar_members.list_members,
+        "parquet": _list_parquet,
+        "pq": _list_parquet,
+    }
+    lister = kinds.get(extension(file.url))
+    return lister(file, keep) if lister else iter([file.to_ref()])
+
+
+def _list_found_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    """A file met in a folder or glob: images, tar members, rows with bytes; anything else is passed over."""
+    kind = extension(file.url)
+    if kind in IMAGE_EXTENSIONS:
+        yield file.to_ref()
+    elif kind == "tar":
+        yield from tar_members.list_members(file, keep)
+    elif kind in ("parquet", "pq") and image_tables.has_image_bytes(file):
+        yield from image_tables.list_rows(file, keep)
+
+
+def _list_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    if image_tables.has_image_bytes(file):
+        return image_tables.list_rows(file, keep)
+    return _list_rows(file, keep)
+
+
+def _list_text(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    if keep:
+        raise InputError(f"{file.url} is a text list and has no columns to keep, got {', '.join(keep)}")
+    return _expand(image_lists.read_lines(file), keep)
+
+
+def _list_rows(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    return _expand(image_lists.read_rows(file, keep), keep)
+
+
+def _expand(rows: Iterator[tuple[str, dict[str, Any] | None]], keep: Sequence[str]) -> Iterator[ImageRef]:
+    """Rows of a list: each names an image, or a tar whose members are meant."""
+    for uri, columns in rows:
+        if extension(uri) != "tar":
+            yield ImageRef(uri, columns=columns)
+            continue
+        entry = stat_input(uri)
+        if entry is None:
+            raise InputError(f"{uri} does not exist")
+        yield from tar_members.list_members(entry, keep)

@@ -1,0 +1,119 @@
+"""Images as bytes in Parquet: img2dataset's and LAION's `jpg` column, Hugging Face's {bytes, path} struct."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.storage.image_lists import check_kept, resolve
+from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.input_files import InputFile
+from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+
+BYTES_COLUMNS = ("jpg", "jpeg", "png", "webp", "image", "img", "image_bytes", "bytes", "content", "data")
+_ROWS_AT_ONCE = 8192
+_GROUPS_KEPT = 4
+_groups: OrderedDict[tuple[str, int], tuple[int, pa.ChunkedArray]] = (
+    OrderedDict()
+)  # (file, group) → first row, images
+_lock = threading.Lock()
+
+
+def has_image_bytes(file: InputFile) -> bool:
+    """Whether the table has a column of image bytes; InputError when it is not Parquet."""
+    with file.open() as handle:
+        return _image_column(_open_table(file, handle).schema_arrow) is not None
+
+
+def list_rows(file: InputFile, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
+    """Every row as `file#00000012`: padded, so that the order of URIs is the order of rows."""
+    with file.open() as handle:
+        table = _open_table(file, handle)
+        check_kept(keep, table.schema_arrow.names, file.url)
+        if not keep:
+            for row in range(table.metadata.num_rows):
+                yield ImageRef(_row_uri(file, row), etag=file.etag)
+            return
+        row = 0
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=list(keep)):
+            for columns in batch.to_pylist():
+                yield ImageRef(_row_uri(file, row), etag=file.etag, columns=columns)
+                row += 1
+
+
+def read_row(file: InputFile, member: str) -> bytes:
+    """The image in one row; its row group is kept for the rows beside it."""
+    if not member.isdigit():
+        raise ImageRejected("missing", f"{file.url} has no row {member!r}")
+    first, images = _row_group(file, int(member))
+    value = images[int(member) - first].as_py()
+    if isinstance(value, dict):
+        if value.get("bytes") is None and value.get("path"):
+            return InputFile(resolve(value["path"], file.url)).read()
+        value = value.get("bytes")
+    if not value:
+        raise ImageRejected("empty", f"row {int(member)} of {file.url} has no bytes")
+    return value
+
+
+def _row_group(file: InputFile, row: int) -> tuple[int, pa.ChunkedArray]:
+    """(first row, images) of the row group that holds `row`."""
+    with _lock:
+        for (url, _), (first, images) in _groups.items():
+            if url == file.url and first <= row < first + len(images):
+                return first, images
+    with file.open() as handle:
+        table = _open_table(file, handle)
+        number, first = _find_group(table, row, file.url)
+        column = _image_column(table.schema_arrow)
+        if column is None:
+            raise ImageRejected("missing", f"{file.url} has no column of image bytes")
+        images = table.read_row_group(number, columns=[column]).column(column)
+    with _lock:
+        _groups[(file.url, number)] = (first, images)
+        while len(_groups) > _GROUPS_KEPT:
+            _groups.popitem(last=False)
+    return first, images
+
+
+def _find_group(table: Any, row: int, where: str) -> tuple[int, int]:
+    first = 0
+    for number in range(table.metadata.num_row_groups):
+        rows = table.metadata.row_group(number).num_rows
+        if row < first + rows:
+            return number, first
+        first += rows
+    raise ImageRejected("missing", f"{where} has {first} rows, row {row} was asked for")
+
+
+def _image_column(schema: pa.Schema) -> str | None:
+    """The column of images: a {bytes, path} struct, a binary one of a known name, or the only binary one."""
+    for field in schema:
+        if pa.types.is_struct(field.type) and {"bytes", "path"} <= {child.name for child in field.type}:
+            return field.name
+    binary = [field.name for field in schema if _is_binary(field.type)]
+    for name in BYTES_COLUMNS:
+        if name in binary:
+            return name
+    return binary[0] if len(binary) == 1 else None
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _row_uri(file: InputFile, row: int) -> str:
+    return f"{file.url}#{row:08d}"
+
+
+def _open_table(file: InputFile, handle: Any) -> Any:
+    try:
+        return call_with_retries(lambda: pq.ParquetFile(handle), RetryPolicy(), file.url)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.url} is not a Parquet file: {error}") from error

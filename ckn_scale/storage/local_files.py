@@ -1,0 +1,75 @@
+"""Create-if-absent on a local disk that survives a power cut: temp file, fsync, link, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckn_scale.errors import StoreUnfit
+
+TEMP_PREFIX = ".new-"  # never listed: what is left of a write that was killed
+
+
+def create_file(target: Path, data: bytes) -> None:
+    """`target` with exactly `data`; FileExistsError when it is there already."""
+    make_folder(target.parent)
+    temp = target.parent / f"{TEMP_PREFIX}{uuid.uuid4().hex}"
+    try:
+        _write_durably(temp, data)
+        _link(temp, target)
+    finally:
+        temp.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and its parents; each new entry is durable."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def walk_files(folder: Path, *, recursive: bool = True) -> Iterator[Path]:
+    """Files below `folder` without temp files, in no order; nothing when there is no folder."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            if recursive:
+                yield from walk_files(Path(entry.path))
+        elif not entry.name.startswith(TEMP_PREFIX):
+            yield Path(entry.path)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temp: Path, target: Path) -> None:
+    try:
+        os.link(temp, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno in (1, 95):  # EPERM, ENOTSUP: exFAT, some FUSE mounts
+            raise StoreUnfit(f"{target.parent} has no hard links ({error}): use another disk") from error
+        raise

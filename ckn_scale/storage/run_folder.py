@@ -1,0 +1,152 @@
+"""A run is a folder; this is the only file that knows the names inside it.
+
+run.json                            settings and format, created first
+plan/000001.json                    plan segments
+images/000001-<attempt>/00000.parquet
+models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
+<stage>/00012-<attempt>.parquet     samples, vectors, descriptors, thumbnails
+commits/<step>/00012.1.json         shard 12, generation 1
+index/<build>-<attempt>/…           immutable builds; index/000007.json published versions
+events/…  nonces/…
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from functools import cached_property
+from typing import Any
+
+from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.storage.events import EventLog
+from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
+from ckn_scale.storage.shards import ShardLog
+from ckn_scale.storage.store import Store
+
+FORMAT = 1
+RUN_RECORD = "run.json"
+_MISSING = "(not set)"
+_DIFFERENCES_SHOWN = 5
+
+
+class RunFolder:
+    """An open run. Cheap to open again by its url, and picklable."""
+
+    def __init__(self, store: Store, body: dict[str, Any]) -> None:
+        self.store = store
+        self.url = store.url
+        self.body = body
+        self.settings: dict[str, Any] = body["settings"]
+        self.plan = RecordLog(store, "plan")
+        self.models = RecordLog(store, "models")
+        self.versions = RecordLog(store, "index")
+
+    @classmethod
+    def create(cls, url: str, settings: dict[str, Any], extra: dict[str, Any] | None = None) -> RunFolder:
+        """A new run, or the one that is there if its settings are equal; else RunMismatch."""
+        store = Store(url)
+        store.self_test()
+        wanted = _as_json(settings)
+        body = {**(extra or {}), "format": FORMAT, "settings": wanted, "created_at": time.time()}
+        standing = create_record(store, RUN_RECORD, body).body
+        run = cls._checked(store, standing)
+        _check_settings(store.url, run.settings, wanted)
+        return run
+
+    @classmethod
+    def open(cls, url: str) -> RunFolder:
+        """The run at `url`; InputError when there is none."""
+        store = Store(url)
+        try:
+            return cls._checked(store, read_record(store, RUN_RECORD))
+        except FileNotFoundError as error:
+            raise InputError(f"{store.url} is not a run folder: it has no {RUN_RECORD}") from error
+
+    def commits(self, step: str) -> ShardLog:
+        """The commit records of a step."""
+        return ShardLog(self.store, f"commits/{step}", step)
+
+    def data_path(self, stage: str, shard_id: int, attempt: str, ext: str = "parquet") -> str:
+        return f"{stage}/{shard_id:05d}-{attempt}.{ext}"
+
+    def images_path(self, segment: int, attempt: str, part: int) -> str:
+        """One file of the list of images that plan segment `segment` froze."""
+        return f"images/{segment:06d}-{attempt}/{part:05d}.parquet"
+
+    def index_folder(self, build: str, attempt: str) -> str:
+        return f"index/{build}-{attempt}"
+
+    @cached_property
+    def events(self) -> EventLog:
+        return EventLog(self.store, "events")
+
+    def write_nonce(self) -> str:
+        """A file that every worker must see before it works; returns what to hand to `check_nonce`."""
+        nonce = new_attempt()
+        self.store.write_new(_nonce_path(nonce), nonce.encode())
+        return nonce
+
+    def check_nonce(self, nonce: str) -> None:
+        """InputError when this host does not see the run that the driver wrote."""
+        try:
+            seen = self.store.read(_nonce_path(nonce)) == nonce.encode()
+        except FileNotFoundError:
+            seen = False
+        if not seen:
+            host = socket.gethostname()
+            raise InputError(
+                f"host {host} does not see the run at {self.url}: use a folder that all hosts share, or s3://"
+            )
+
+    def remove_nonce(self, nonce: str) -> None:
+        self.store.delete(_nonce_path(nonce))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RunFolder, (self.store, self.body))
+
+    @classmethod
+    def _checked(cls, store: Store, body: dict[str, Any]) -> RunFolder:
+        if body.get("format") != FORMAT:
+            raise RunMismatch(
+                f"{store.url} has run format {body.get('format')}, this version of ckn_scale reads {FORMAT}"
+            )
+        if not isinstance(body.get("settings"), dict):
+            raise DataDamaged(f"{store.address(RUN_RECORD)} has no settings")
+        return cls(store, body)
+
+
+def _nonce_path(nonce: str) -> str:
+    return f"nonces/{nonce}"
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as a record gives them back: tuples become lists."""
+    return json.loads(json.dumps(settings, allow_nan=False))
+
+
+def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    old_flat, new_flat = _flatten(old), _flatten(new)
+    keys = [key for key in sorted({*old_flat, *new_flat}) if old_flat.get(key) != new_flat.get(key)]
+    if not keys:
+        return
+    parts = [
+        f"{key} is {old_flat.get(key, _MISSING)!r} there and {new_flat.get(key, _MISSING)!r} here"
+        for key in keys[:_DIFFERENCES_SHOWN]
+    ]
+    more = f" (and {len(keys) - _DIFFERENCES_SHOWN} more)" if len(keys) > _DIFFERENCES_SHOWN else ""
+    raise RunMismatch(f"{url} was made with other settings: {'; '.join(parts)}{more}")
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": [1]}} → {"a.b.0": 1}; empty containers stand for themselves."""
+    if isinstance(value, dict) and value:
+        pairs = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and value:
+        pairs = [(str(i), item) for i, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in pairs:
+        flat |= _flatten(item, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,180 @@
+"""Shards: immutable data files, and the commit records that make them count.
+
+A data file has a name that only its attempt uses, and is durable before the record that names it.
+Readers open only files that a valid record names. Repair and retry create the next generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckn_scale.errors import DataDamaged
+from ckn_scale.storage.records import create_record, map_in_threads, read_record
+from ckn_scale.storage.store import Store
+
+if TYPE_CHECKING:
+    from ckn_scale.storage.run_folder import RunFolder
+
+_COMMIT_NAME = re.compile(r"(\d{5,})\.(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: str
+    sha256: str
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One shard of one step, done: what was written, by whom, and what it stands in for."""
+
+    step: str
+    shard_id: int
+    generation: int
+    attempt: str
+    fingerprint: str
+    files: dict[str, DataFile]  # by stage
+    states: dict[str, int] = field(default_factory=dict)
+    worker: dict[str, Any] = field(default_factory=dict)  # host, pid, device
+    seconds: float = 0.0
+    started_at: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)
+    supersedes: int | None = None  # the generation it replaces
+    reason: str | None = None  # and why
+
+    def to_body(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], where: str) -> Commit:
+        """DataDamaged when the body is not that of a commit."""
+        try:
+            known = {name: body[name] for name in (f.name for f in fields(cls)) if name in body}
+            files = {stage: DataFile(**entry) for stage, entry in known.pop("files").items()}
+            return cls(files=files, **known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataDamaged(f"{where} is not a commit record ({error})") from error
+
+
+class ShardLog:
+    """The commit records `<prefix>/00012.1.json` of one step: shard 12, generation 1."""
+
+    def __init__(self, store: Store, prefix: str, step: str) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.step = step
+
+    def path(self, shard_id: int, generation: int) -> str:
+        return f"{self.prefix}/{shard_id:05d}.{generation}.json"
+
+    def committed(self) -> dict[int, Commit]:
+        """The highest valid generation of every shard, by shard id; read in parallel."""
+        generations = self._generations()
+        commits = map_in_threads(lambda item: self._highest_valid(*item), generations.items())
+        return {commit.shard_id: commit for commit in commits if commit is not None}
+
+    def get(self, shard_id: int) -> Commit | None:
+        """The highest valid generation of one shard. Generations have no gaps, so nothing is listed."""
+        generation, best = 1, None
+        while True:
+            try:
+                best = self._read(shard_id, generation)
+            except FileNotFoundError:
+                return best
+            except DataDamaged:
+                pass  # the one before stands
+            generation += 1
+
+    def commit(self, offered: Commit) -> tuple[Commit, bool]:
+        """Make a shard count: (the commit that stands, whether it is the one offered).
+
+        An invalid record keeps its generation, so the offer moves on to the next one.
+        """
+        while True:
+            path = self.path(offered.shard_id, offered.generation)
+            try:
+                created = create_record(self.store, path, offered.to_body())
+            except DataDamaged as error:
+                offered = _after_damage(offered, str(error))
+                continue
+            if created.won:
+                return Commit.from_body(created.body, path), True
+            return self.get(offered.shard_id) or Commit.from_body(created.body, path), False
+
+    def _generations(self) -> dict[int, list[int]]:
+        """The generations of every shard, valid or not, highest first."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for path in self.store.list(self.prefix, recursive=False):
+            if match := _COMMIT_NAME.fullmatch(path.rpartition("/")[2]):
+                found[int(match[1])].append(int(match[2]))
+        return {shard_id: sorted(numbers, reverse=True) for shard_id, numbers in sorted(found.items())}
+
+    def _highest_valid(self, shard_id: int, generations: Sequence[int]) -> Commit | None:
+        for generation in generations:
+            try:
+                return self._read(shard_id, generation)
+            except (DataDamaged, FileNotFoundError):
+                continue
+        return None
+
+    def _read(self, shard_id: int, generation: int) -> Commit:
+        path = self.path(shard_id, generation)
+        commit = Commit.from_body(read_record(self.store, path), path)
+        if (commit.step, commit.shard_id, commit.generation) != (self.step, shard_id, generation):
+            raise DataDamaged(f"{path} holds the record of another shard or generation")
+        return commit
+
+
+def write_data(store: Store, path: str, data: bytes, rows: int) -> DataFile:
+    """Write a data file under its attempt's name; durable on return."""
+    store.write_new(path, data)
+    return DataFile(path, hashlib.sha256(data).hexdigest(), rows, len(data))
+
+
+def read_data(store: Store, file: DataFile) -> bytes:
+    """The bytes that were recorded; DataDamaged when they are others or gone."""
+    try:
+        data = store.read(file.path)
+    except FileNotFoundError as error:
+        raise DataDamaged(f"{store.address(file.path)} is gone, though a record names it") from error
+    if len(data) != file.size_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DataDamaged(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
+    return data
+
+
+def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: pa.Table) -> DataFile:
+    """Write one shard of a stage as Parquet; equal tables give equal bytes."""
+    path = run.data_path(stage, shard_id, attempt)
+    return write_data(run.store, path, encode_table(table), table.num_rows)
+
+
+def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table of a data file, its sha256 checked; DataDamaged when it is not what was recorded."""
+    data = read_data(store, file)
+    table = pq.read_table(pa.BufferReader(data), columns=list(columns) if columns is not None else None)
+    if table.num_rows != file.rows:
+        raise DataDamaged(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
+    return table
+
+
+def encode_table(table: pa.Table) -> bytes:
+    """Parquet bytes: zstd, dictionaries for strings only (vectors and patches do not repeat)."""
+    strings = [column.name for column in table.schema if pa.types.is_string(column.type)]
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.combine_chunks(), sink, compression="zstd", use_dictionary=strings or False)
+    return sink.getvalue().to_pybytes()
+
+
+def _after_damage(offered: Commit, why: str) -> Commit:
+    damaged = offered.generation
+    return replace(offered, generation=damaged + 1, supersedes=damaged, reason=offered.reason or why)

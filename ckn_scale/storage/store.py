@@ -1,0 +1,217 @@
+"""A folder on a local disk or an object store, and the one primitive of a run: create-if-absent.
+
+Nothing is ever overwritten. A create has three outcomes, decided by reading back: it holds my
+bytes (I won, even if the reply was lost), it holds another's (I lost), there is none (try again).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ckn_scale.errors import InputError, StoreUnfit
+from ckn_scale.storage import local_files
+from ckn_scale.storage.filesystems import is_local_url, normalise_url, open_filesystem, split_protocol
+from ckn_scale.storage.retries import (
+    RetryPolicy,
+    call_with_retries,
+    explain,
+    is_refused,
+    is_transient,
+    wait_or_give_up,
+)
+
+SELF_TEST_FOLDER = "self-test"
+_SELF_TEST_WRITERS = 6
+
+
+class Store:
+    """Files below `url`, named by relative paths with '/'. Cheap to make, picklable, safe in threads."""
+
+    def __init__(self, url: str | Path, *, retry: RetryPolicy | None = None) -> None:
+        self.url = normalise_url(str(url))
+        self.is_local = is_local_url(self.url)
+        self.retry = retry or RetryPolicy()
+        self._root = split_protocol(self.url)[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopen, (type(self), self.url, self.retry))
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec filesystem of this process; never kept, so that a fork or spawn opens its own."""
+        return open_filesystem(self.url)
+
+    def read(self, path: str) -> bytes:
+        """All bytes; FileNotFoundError when there is no such file."""
+        return self._retried(path, lambda: self._read_once(path))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`; fewer at the end of the file."""
+        return self._retried(path, lambda: self._read_range_once(path, start, length))
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Write a file under a name nobody else uses; durable on return. FileExistsError if others did."""
+        if not self._create(path, data, trust_reply=True):
+            raise FileExistsError(f"{self.address(path)} exists already with other bytes")
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create-if-absent: True if `path` now holds exactly `data`, False if another's bytes stand."""
+        return self._create(path, data, trust_reply=False)
+
+    def list(self, prefix: str = "", *, recursive: bool = True) -> list[str]:
+        """Relative paths of the files in the folder `prefix`, sorted; empty when there is none."""
+        found = self._retried(prefix, lambda: self._list_once(prefix, recursive))
+        return sorted(found)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, path: str) -> int:
+        """Bytes of a file; FileNotFoundError when there is none."""
+        return self._retried(path, lambda: self._size_once(path))
+
+    def delete(self, path: str) -> None:
+        """Remove a file; none there is fine, so that a repeated delete is."""
+        with contextlib.suppress(FileNotFoundError):
+            self._retried(path, lambda: self._delete_once(path))
+
+    def local_path(self, path: str) -> Path | None:
+        """The file on this machine's disk, for memory-mapping; None on an object store."""
+        return Path(self.address(path)) if self.is_local else None
+
+    def address(self, path: str) -> str:
+        """The URL of a relative path, as messages name it."""
+        return f"{self.url}/{_checked(path)}" if path else self.url
+
+    def self_test(self) -> None:
+        """StoreUnfit unless exactly one of several creates of one name wins, for all to see."""
+        if split_protocol(self.url)[0] == "memory":
+            raise StoreUnfit(f"{self.url} lives in one process: use a local folder or an object store")
+        path = f"{SELF_TEST_FOLDER}/{uuid.uuid4().hex}"
+        try:
+            self._race_on(path)
+        finally:
+            self.delete(path)
+
+    def _race_on(self, path: str) -> None:
+        bodies = [f"{path} writer {i}".encode() for i in range(_SELF_TEST_WRITERS)]
+        with ThreadPoolExecutor(_SELF_TEST_WRITERS) as pool:
+            won = list(pool.map(lambda body: self.create(path, body), bodies))
+        late = self.create(path, b"late")
+        if sum(won) != 1 or late or self.read(path) != bodies[won.index(True)]:
+            raise StoreUnfit(
+                f"{self.url} lets a second create of the same file succeed: a run would lose data"
+            )
+        if path not in self.list(SELF_TEST_FOLDER):
+            raise StoreUnfit(f"{self.url} does not list a file that was just written: a run would miss data")
+
+    def _create(self, path: str, data: bytes, *, trust_reply: bool) -> bool:
+        delays_s = self.retry.delays_s()
+        while True:
+            error = self._create_once(path, data)
+            if error is None and trust_reply:
+                return True
+            with contextlib.suppress(FileNotFoundError):
+                return self.read(path) == data
+            self._check_retryable(error, path)
+            wait_or_give_up(
+                delays_s, error or OSError("the file is not there after its create"), self.address(path)
+            )
+
+    def _create_once(self, path: str, data: bytes) -> Exception | None:
+        """One try. What it raised is returned, because it decides nothing by itself."""
+        try:
+            if self.is_local:
+                local_files.create_file(Path(self.address(path)), data)
+            else:
+                self.fs.pipe_file(self._key(path), data, mode="create")
+        except StoreUnfit:
+            raise
+        except Exception as error:
+            if is_refused(error):
+                raise explain(error, self.address(path)) from error
+            return error
+        return None
+
+    def _check_retryable(self, error: Exception | None, path: str) -> None:
+        """Nothing stands after the create: raise what will not pass by itself."""
+        if error is None or isinstance(error, FileExistsError) or is_transient(error):
+            return
+        if isinstance(error, FileNotFoundError) and not self.is_local:
+            raise InputError(f"{self.url} does not exist: create the bucket first") from error
+        raise explain(error, self.address(path)) from error
+
+    def _read_once(self, path: str) -> bytes:
+        if self.is_local:
+            return Path(self.address(path)).read_bytes()
+        return self.fs.cat_file(self._key(path))
+
+    def _read_range_once(self, path: str, start: int, length: int) -> bytes:
+        if not self.is_local:
+            return self.fs.cat_file(self._key(path), start=start, end=start + length)
+        with open(self.address(path), "rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def _list_once(self, prefix: str, recursive: bool) -> Sequence[str]:
+        if self.is_local:
+            root = Path(self.url)
+            files = local_files.walk_files(root / _checked(prefix), recursive=recursive)
+            return [file.relative_to(root).as_posix() for file in files]
+        self.fs.invalidate_cache()
+        entries = self._list_entries(self._key(prefix), recursive)
+        start = len(self._root) + 1
+        return [
+            name.lstrip("/")[start:] for name, kind in entries if kind == "file" and not name.endswith("/")
+        ]
+
+    def _list_entries(self, folder: str, recursive: bool) -> Sequence[tuple[str, str]]:
+        try:
+            if recursive:
+                return [(name, entry["type"]) for name, entry in self.fs.find(folder, detail=True).items()]
+            return [(entry["name"], entry["type"]) for entry in self.fs.ls(folder, detail=True)]
+        except FileNotFoundError:
+            return []
+
+    def _size_once(self, path: str) -> int:
+        if self.is_local:
+            return Path(self.address(path)).stat().st_size
+        entry = self.fs.info(self._key(path))
+        if entry["type"] != "file":
+            raise FileNotFoundError(self.address(path))
+        return int(entry["size"])
+
+    def _delete_once(self, path: str) -> None:
+        if self.is_local:
+            Path(self.address(path)).unlink()
+        else:
+            self.fs.rm_file(self._key(path))
+
+    def _key(self, path: str) -> str:
+        """The name that the filesystem knows, without the protocol."""
+        return f"{self._root}/{_checked(path)}".rstrip("/")
+
+    def _retried(self, path: str, call: Any) -> Any:
+        return call_with_retries(call, self.retry, self.address(path))
+
+
+def _reopen(cls: type[Store], url: str, retry: RetryPolicy) -> Store:
+    return cls(url, retry=retry)
+
+
+def _checked(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"a path inside the store must be relative and without '..', got {path!r}")
+    return path
