@@ -41,6 +41,9 @@ class Index:
     def __len__(self) -> int:
         return self._shards.rows
 
+    def __contains__(self, image_id: int) -> bool:
+        return image_id in self._shards
+
     def search(
         self, image: str | Path | bytes | np.ndarray, k: int = 10, box: Box | None = None
     ) -> list[Hit]:

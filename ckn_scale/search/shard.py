@@ -59,6 +59,9 @@ class ShardGroup:
     def rows(self) -> int:
         return sum(shard.index.rows for shard in self._shards)
 
+    def __contains__(self, image_id: int) -> bool:
+        return any(shard.position(image_id) is not None for shard in self._shards)
+
     def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
         """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""
         if not self._shards:

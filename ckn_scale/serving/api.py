@@ -1,0 +1,209 @@
+"""The HTTP API: request and answer forms, routes, errors. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from ckn_scale.search.shard import Hit
+from ckn_scale.serving.limits import ApiError, RequestGate, error_response, read_body
+from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
+from ckn_scale.serving.settings import ServeSettings
+
+logger = logging.getLogger(__name__)
+PAGE_FOLDER = Path(__file__).parent / "page"
+
+
+class SearchRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(description="a JPEG, PNG, … file, base64")
+    k: int = Field(default=10, ge=1, description="how many hits")
+    box: tuple[float, float, float, float] | None = Field(
+        default=None, description="x1, y1, x2, y2 in pixels of the upright image: search for this part"
+    )
+    verify: bool = Field(default=False, description="check hits geometrically (not available yet)")
+    strict: bool = Field(default=False, description="an error instead of a partial answer")
+
+    @field_validator("box")
+    @classmethod
+    def _box_has_area(cls, box: Box | None) -> Box | None:
+        if box is not None and not (box[0] < box[2] and box[1] < box[3]):
+            raise ValueError(f"a box needs x1 < x2 and y1 < y2, got {list(box)}")
+        return box
+
+    @field_validator("verify")
+    @classmethod
+    def _verify_is_not_there_yet(cls, verify: bool) -> bool:
+        if verify:
+            raise ValueError("verification is not available yet, leave it out or false")
+        return verify
+
+
+class HitForm(BaseModel):
+    # What users keep beside an image may be bytes, dates or NaN.
+    model_config = ConfigDict(ser_json_bytes="base64", ser_json_inf_nan="null")
+
+    image_id: int
+    uri: str
+    score: float
+    columns: dict[str, Any]
+
+
+class SearchResponse(BaseModel):
+    version: int
+    hits: list[HitForm]
+    coverage: float = Field(description="share of the index that was searched")
+    partial: bool
+    timings_ms: dict[str, float]
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+def make_api(router: SearchRouter) -> RequestGate:
+    """The whole web application over a router: limits outside, routes inside."""
+    # FastAPI's own documentation pages load scripts from elsewhere; /openapi.json has it all.
+    app = FastAPI(title="ckn_scale", docs_url=None, redoc_url=None)
+    _add_error_handlers(app)
+    _add_routes(app, router)
+    return RequestGate(app, router.settings)
+
+
+def _add_routes(app: FastAPI, router: SearchRouter) -> None:
+    @app.post("/v1/search", responses=_errors(400, 401, 408, 413, 415, 422, 429, 503), openapi_extra=_BODY)
+    async def search(request: Request) -> SearchResponse:
+        started = time.perf_counter()
+        body = await _read_json_body(request, router.settings)
+        # A body of 16 MiB takes tens of milliseconds to parse: not on the event loop.
+        query, image = await asyncio.to_thread(parse_search, body, router.settings.max_k)
+        answer = await router.search(image, query.k, query.box, strict=query.strict)
+        return _make_response(answer, total_ms=1e3 * (time.perf_counter() - started))
+
+    @app.get("/v1/images/{image_id}/thumbnail", responses=_errors("4XX", 503), response_class=Response)
+    async def thumbnail(image_id: Annotated[int, Field(ge=0)]) -> Response:
+        jpeg = await router.thumbnail(image_id)
+        if jpeg is None:
+            raise ApiError(404, "not_found", f"there is no thumbnail of image {image_id}")
+        return Response(jpeg, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses=_errors(503))
+    async def readyz() -> JSONResponse:
+        missing = await router.check_ready()
+        body = {"ready": not missing, "version": router.version.number, "not_ready": missing}
+        return JSONResponse(body, status_code=503 if missing else 200)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE_FOLDER / "index.html")
+
+    app.mount("/page", StaticFiles(directory=PAGE_FOLDER), name="page")
+
+
+def parse_search(body: bytes, max_k: int) -> tuple[SearchRequest, bytes]:
+    """The request and its image's bytes; ApiError 400 saying what is wrong with it."""
+    try:
+        query = SearchRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise ApiError(400, "bad_request", _describe_invalid(error.errors(include_input=False)[0])) from None
+    if query.k > max_k:
+        raise ApiError(400, "bad_request", f"k must be ≤ {max_k}, got {query.k}")
+    try:
+        return query, base64.b64decode(query.image, validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(400, "bad_request", "image must be base64 of an image file") from None
+
+
+async def _read_json_body(request: Request, settings: ServeSettings) -> bytes:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        message = f"the body must be JSON with content-type application/json, got {media_type or 'none'!r}"
+        raise ApiError(415, "unsupported_media_type", message)
+    return await read_body(
+        request.receive,
+        request.headers.get("content-length"),
+        limit_bytes=settings.body_limit_bytes,
+        timeout_s=settings.body_timeout_s,
+    )
+
+
+def _describe_invalid(complaint: Mapping[str, Any]) -> str:
+    """The field's name and what is wrong, without the value: an image is long."""
+    where = ".".join(str(part) for part in complaint["loc"])
+    return f"{where}: {complaint['msg']}" if where else complaint["msg"]
+
+
+def _make_response(answer: SearchAnswer, total_ms: float) -> SearchResponse:
+    timings_ms = {"encode": answer.encode_ms, "search": answer.search_ms, "total": total_ms}
+    return SearchResponse(
+        version=answer.version,
+        hits=[_make_hit(hit) for hit in answer.hits],
+        coverage=answer.coverage,
+        partial=answer.partial,
+        timings_ms={name: round(value, 2) for name, value in timings_ms.items()},
+    )
+
+
+def _make_hit(hit: Hit) -> HitForm:
+    return HitForm(image_id=hit.image_id, uri=hit.uri, score=hit.score, columns=hit.columns)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refuse(_: Request, error: ApiError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(ApiError(400, "bad_request", _describe_invalid(error.errors()[0])))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_http(request: Request, error: HTTPException) -> JSONResponse:
+        codes = {404: "not_found", 405: "method_not_allowed"}
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        return error_response(ApiError(error.status_code, codes.get(error.status_code, "http"), message))
+
+    @app.exception_handler(Exception)
+    async def fail(_: Request, error: Exception) -> JSONResponse:
+        reference = secrets.token_hex(4)
+        logger.error("request failed, reference %s", reference, exc_info=error)
+        message = f"the server made a mistake; its log names it under {reference}"
+        return error_response(ApiError(500, "internal", message, reference=reference))
+
+
+def _errors(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SearchRequest.model_json_schema()}},
+    }
+}

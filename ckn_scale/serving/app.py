@@ -1,0 +1,186 @@
+"""Start serving: on this machine with `serve_run`, on a cluster from a Serve config with `build_app`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ckn_scale.errors import InputError, SettingsError, WorkFailed
+from ckn_scale.search.versions import open_version
+from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings, hash_keys
+from ckn_scale.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from ray import serve
+
+APPLICATION = "ckn_scale"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that answers. `api_key` is the key that was made because none was given."""
+
+    url: str
+    version: int
+    api_key: str | None
+
+
+def serve_run(
+    run_url: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    shard_groups: int = 1,
+    ray_address: str | None = None,
+    api_keys: Sequence[str] = (),
+    insecure: bool = False,
+    block: bool = True,
+    on_ready: Callable[[Serving], None] | None = None,
+    **settings: Any,
+) -> None:
+    """Serve the current version of a run over HTTP until SIGINT or SIGTERM.
+
+    Without `ray_address` a small Ray of its own is started, and ended on return; "auto" uses the
+    cluster this machine belongs to. Other than loopback addresses need a key: one is made when none
+    is given, unless `insecure`. With `block=False` it ends right after `on_ready` returns.
+    Whatever the user can fix is refused before Ray starts. `settings` are fields of ServeSettings.
+    """
+    version, num_shards = _check_run(run_url)
+    check_port(host, port)
+    made_key = _make_key_if_needed(host, api_keys, insecure)
+    keys = hash_keys([*api_keys, *([made_key] if made_key else [])])
+    checked = _check_settings(
+        {
+            "run_url": run_url,
+            "shard_groups": min(shard_groups, max(1, num_shards)),
+            "require_keys": bool(keys),
+            "key_hashes": keys,
+            "allowed_hosts": LOOPBACK_NAMES if is_loopback(host) else (),
+            **({} if ray_address else _local_resources()),
+            **settings,
+        }
+    )
+    with _running(checked, host, port, ray_address):
+        if on_ready is not None:
+            on_ready(Serving(_url(host, port), version, made_key))
+        if block:
+            _wait_for_signal()
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """The application for a Serve config file (`import_path: ckn_scale.serving.app:build_app`).
+
+    `args` are fields of ServeSettings. Keys come from $CKN_SCALE_API_KEYS, so that they stand in no file.
+    """
+    from ckn_scale.serving.deployments import bind_application
+
+    keys = hash_keys(os.environ.get(API_KEYS_VARIABLE, "").split(","))
+    settings = _check_settings({**args, "key_hashes": keys})
+    if settings.require_keys and not keys:
+        raise InputError(
+            f"serving needs keys: set ${API_KEYS_VARIABLE} (comma-separated), or `require_keys: false` "
+            "in the application's args where something in front checks who asks"
+        )
+    return bind_application(settings)
+
+
+def check_port(host: str, port: int) -> None:
+    """InputError when nothing can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            reason = "the port is in use, choose another with --port" if in_use else error.strerror
+            raise InputError(f"cannot listen on {host}:{port}: {reason}") from None
+        except OverflowError:
+            raise InputError(f"port must be between 1 and 65535, got {port}") from None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_run(run_url: str) -> tuple[int, int]:
+    published = open_version(RunFolder.open(run_url))
+    return published.number, len(published.manifest.shards)
+
+
+def _check_settings(values: Mapping[str, Any]) -> ServeSettings:
+    try:
+        return ServeSettings(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"serving setting {where}: {first['msg']}, got {first['input']!r}") from None
+
+
+def _make_key_if_needed(host: str, api_keys: Sequence[str], insecure: bool) -> str | None:
+    if hash_keys(api_keys) or insecure or is_loopback(host):
+        return None
+    return secrets.token_urlsafe(24)
+
+
+def _local_resources() -> dict[str, Any]:
+    """Deployments on one machine share its cores: Ray counts none, the thread counts are what is set."""
+    spare = max(1, (os.cpu_count() or 1) - 1)
+    return {"ingress_cpus": 0, "encoder_cpus": 0, "shard_cpus": 0, "encoder_threads": min(4, spare)}
+
+
+@contextlib.contextmanager
+def _running(settings: ServeSettings, host: str, port: int, ray_address: str | None) -> Iterator[None]:
+    from ray import serve
+
+    from ckn_scale.serving.deployments import bind_application
+    from ckn_scale.serving.local_ray import connect_ray
+
+    with connect_ray(ray_address):
+        location = "HeadOnly" if ray_address is None else "EveryNode"
+        quiet = {"log_level": "WARNING", "enable_access_log": False}
+        options = {"host": host, "port": port}
+        serve.start(proxy_location=location, http_options=options, logging_config=quiet)
+        try:
+            try:
+                serve.run(bind_application(settings), name=APPLICATION, logging_config=quiet)
+            except RuntimeError as error:
+                raise WorkFailed(f"serving {settings.run_url} could not start: {error}") from error
+            yield
+        finally:
+            # On a cluster that is not ours, other applications go on.
+            serve.shutdown() if ray_address is None else serve.delete(APPLICATION)
+
+
+def _url(host: str, port: int) -> str:
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _wait_for_signal() -> None:
+    """Until SIGINT or SIGTERM; in a thread other than the main one, for ever."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        ended.wait()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: ended.set()) for number in signals]
+    try:
+        ended.wait()
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

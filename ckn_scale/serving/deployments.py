@@ -1,0 +1,126 @@
+"""The Ray Serve deployments: one ingress, one encoder, one deployment per shard group.
+
+A deployment per group, so that each has replicas and health of its own and a dead one is seen by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+from ray import serve
+from ray.serve.config import BackpressureConfig
+from ray.serve.handle import DeploymentHandle
+
+from ckn_scale.search.shard import Hit
+from ckn_scale.search.versions import latest_version_number
+from ckn_scale.serving.api import make_api
+from ckn_scale.serving.limits import RequestGate
+from ckn_scale.serving.replicas import EncoderReplica, ShardReplica, describe_version
+from ckn_scale.serving.router import Box, Encoded, Rejected, SearchRouter
+from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.storage.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+# A killed replica is seen at the next check; the long timeout spares one that is only slow.
+HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0, "graceful_shutdown_timeout_s": 5.0}
+OTHER_REQUESTS = 64  # thumbnails, page and probes beside the searches
+
+
+class EncoderHandle:
+    """The encoder deployment as the router sees it."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
+        return await self._handle.encode.remote(version, data, box)
+
+    async def prepare(self, version: int) -> bool:
+        return await self._handle.prepare.remote(version)
+
+
+class GroupHandle:
+    """A shard group's deployment as the router sees it."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
+        return await self._handle.search.remote(version, vector, k)
+
+    async def thumbnail(self, version: int, image_id: int) -> bytes | None:
+        return await self._handle.thumbnail.remote(version, image_id)
+
+    async def prepare(self, version: int) -> bool:
+        return await self._handle.prepare.remote(version)
+
+
+@serve.ingress()
+class Ingress:
+    """Takes HTTP requests, asks the other deployments, follows newly published versions."""
+
+    def __init__(self, settings: ServeSettings, encoder: DeploymentHandle, *groups: DeploymentHandle) -> None:
+        self._settings = settings
+        self._run = RunFolder.open(settings.run_url)
+        version = describe_version(self._run, latest_version_number(self._run), settings.shard_groups)
+        handles = [GroupHandle(group) for group in groups]
+        self._router = SearchRouter(settings, version, EncoderHandle(encoder), handles)
+        self._following: asyncio.Task[None] | None = None
+
+    def __serve_build_asgi_app__(self) -> RequestGate:
+        self._following = asyncio.get_running_loop().create_task(self._follow_versions())
+        return make_api(self._router)
+
+    async def _follow_versions(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.version_poll_s)
+            try:
+                await self._follow_once()
+            except Exception as error:
+                logger.warning("looking for a new version failed: %r", error)
+
+    async def _follow_once(self) -> None:
+        newest = await asyncio.to_thread(latest_version_number, self._run)
+        if newest == self._router.version.number:
+            return
+        version = await asyncio.to_thread(describe_version, self._run, newest, self._settings.shard_groups)
+        await self._router.switch_when_ready(version)
+
+
+def bind_application(settings: ServeSettings) -> serve.Application:
+    """The graph of deployments for these settings."""
+    in_flight = settings.max_in_flight * settings.ingress_replicas
+    encoder = serve.deployment(
+        EncoderReplica,
+        name="encoder",
+        num_replicas=settings.encoder_replicas,
+        max_ongoing_requests=in_flight + 1,
+        ray_actor_options={"num_cpus": settings.encoder_cpus, "num_gpus": settings.encoder_gpus},
+        **HEALTH,
+    ).bind(settings)
+    groups = [_bind_group(settings, group, in_flight) for group in range(settings.shard_groups)]
+    ingress = serve.deployment(
+        Ingress,
+        name="ingress",
+        num_replicas=settings.ingress_replicas,
+        max_ongoing_requests=settings.max_in_flight + OTHER_REQUESTS,
+        max_queued_requests=OTHER_REQUESTS,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        ray_actor_options={"num_cpus": settings.ingress_cpus},
+        **HEALTH,
+    )
+    return ingress.bind(settings, encoder, *groups)
+
+
+def _bind_group(settings: ServeSettings, group: int, in_flight: int) -> serve.Application:
+    return serve.deployment(
+        ShardReplica,
+        name=f"shards-{group}",
+        num_replicas=settings.shard_replicas,
+        max_ongoing_requests=in_flight + OTHER_REQUESTS,
+        ray_actor_options={"num_cpus": settings.shard_cpus},
+        **HEALTH,
+    ).bind(settings, group)

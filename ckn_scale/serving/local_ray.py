@@ -1,0 +1,78 @@
+"""Ray for serving on this machine: a small cluster of our own that ends with us, or one that was named."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import ray
+
+OBJECT_STORE_BYTES = 128 * 2**20  # queries and hits are small; nothing large travels
+OWN_ENVIRONMENT = {
+    # Ray would write its token into the user's home; ours lives as long as this process.
+    "RAY_AUTH_MODE": "token",
+    # Answers come before batch work, so the replicas keep the priority of this process.
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@contextlib.contextmanager
+def connect_ray(address: str | None) -> Iterator[None]:
+    """Ray for the time of the block: our own local cluster for None, else the named one ("auto")."""
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it.
+    folder = tempfile.mkdtemp(prefix="ckn-", dir=_short_temp_folder())
+    with _environment(_own_environment()):
+        try:
+            _start_local(folder)
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_local(folder: str) -> None:
+    ray.init(
+        address="local",
+        num_cpus=1,  # deployments ask for none here; each CPU would start an idle worker process
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _temp_dir=folder,
+    )
+
+
+def _own_environment() -> dict[str, str]:
+    wanted = {name: value for name, value in OWN_ENVIRONMENT.items() if name not in os.environ}
+    if "RAY_AUTH_MODE" in wanted:
+        wanted["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return wanted
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+
+
+def _short_temp_folder() -> str:
+    """Ray's sockets lie below this folder, and a socket's path has at most 107 bytes."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 30 else "/tmp"

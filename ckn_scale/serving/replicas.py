@@ -1,0 +1,89 @@
+"""The work of each serving replica, off the event loop. Plain classes: `deployments.py` puts them on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.errors import ImageRejected
+from ckn_scale.search.engine import load_encoder
+from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
+from ckn_scale.serving.resident import ResidentVersions
+from ckn_scale.serving.router import Box, Encoded, Rejected, ServedVersion
+from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.storage.run_folder import RunFolder
+
+
+class EncoderReplica:
+    """Turns query images into vectors, with the models of the version that a request pinned."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._run = RunFolder.open(settings.run_url)
+        set_compute_threads(settings.encoder_threads)
+        # One thread computes: torch's own threads share the cores, and a second query waits its turn.
+        self._pool = ThreadPoolExecutor(1, "encode")
+        self._encoders: ResidentVersions[ImageEncoder] = ResidentVersions(self._load)
+        self._encoders.load_now(latest_version_number(self._run))
+
+    async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
+        encoder = self._encoders.get(version)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _encode, encoder, data, box)
+
+    async def prepare(self, version: int) -> bool:
+        return self._encoders.prepare(version)
+
+    def _load(self, version: int) -> ImageEncoder:
+        manifest = open_version(self._run, version).manifest
+        return load_encoder(self._run.store, manifest, device=self._settings.device)
+
+
+class ShardReplica:
+    """Searches one group of index shards, memory-mapped from this node's disk."""
+
+    def __init__(self, settings: ServeSettings, group: int) -> None:
+        self._settings = settings
+        self._group = group
+        self._run = RunFolder.open(settings.run_url)
+        self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._load)
+        self._shards.load_now(latest_version_number(self._run))
+
+    async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
+        shards = self._shards.get(version)
+        return (await asyncio.to_thread(shards.search, vector[None], k))[0]
+
+    async def thumbnail(self, version: int, image_id: int) -> bytes | None:
+        shards = self._shards.get(version)
+        return await asyncio.to_thread(shards.thumbnail, image_id)
+
+    async def prepare(self, version: int) -> bool:
+        return self._shards.prepare(version)
+
+    def _load(self, version: int) -> ShardGroup:
+        manifest = open_version(self._run, version).manifest
+        shard_ids = assign_shards(manifest, self._settings.shard_groups)[self._group]
+        return ShardGroup(self._run.store, manifest, shard_ids, threads=self._settings.shard_threads)
+
+
+def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:
+    """What the router needs to know of a version: rows and id ranges of each group."""
+    manifest = open_version(run, version).manifest
+    groups = assign_shards(manifest, num_groups)
+    owner = {shard: group for group, shards in enumerate(groups) for shard in shards}
+    rows = [0] * num_groups
+    for shard in manifest.shards:
+        rows[owner[shard.shard]] += shard.rows
+    ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
+    return ServedVersion(version, tuple(rows), tuple(ranges))
+
+
+def _encode(encoder: ImageEncoder, data: bytes, box: Box | None) -> Encoded | Rejected:
+    try:
+        return Encoded(encoder.encode_bytes(data, box).vector)
+    except ImageRejected as error:
+        return Rejected(error.state, error.reason)

@@ -1,0 +1,54 @@
+"""What an operator may set for serving, validated before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MEBIBYTE = 2**20
+API_KEYS_VARIABLE = "CKN_SCALE_API_KEYS"  # comma-separated; a Kubernetes secret, never a config file
+
+
+class ServeSettings(BaseModel):
+    """Settings of one serving application. Keys are held as sha256 only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_url: str = Field(min_length=1)
+    shard_groups: int = Field(default=1, ge=1)
+
+    # Answers
+    max_k: int = Field(default=1000, ge=1)
+    encode_timeout_s: float = Field(default=30.0, gt=0)
+    shard_timeout_s: float = Field(default=5.0, gt=0)  # a slower group is left out of the answer
+    version_poll_s: float = Field(default=10.0, gt=0)  # how often a newly published version is looked for
+
+    # Limits of the ingress
+    body_limit_bytes: int = Field(default=16 * MEBIBYTE, ge=1024)
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    max_in_flight: int = Field(default=16, ge=1)  # searches per ingress replica; more get 429
+    require_keys: bool = True
+    key_hashes: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; empty: any
+
+    # Resources: they never change an answer
+    device: str | None = None  # None: the device the run was encoded on
+    encoder_threads: int = Field(default=1, ge=1)
+    shard_threads: int = Field(default=1, ge=1)
+    ingress_replicas: int = Field(default=1, ge=1)
+    encoder_replicas: int = Field(default=1, ge=1)
+    shard_replicas: int = Field(default=1, ge=1)
+    ingress_cpus: float = Field(default=1.0, ge=0)
+    encoder_cpus: float = Field(default=1.0, ge=0)
+    encoder_gpus: float = Field(default=0.0, ge=0)
+    shard_cpus: float = Field(default=1.0, ge=0)
+
+
+def hash_key(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def hash_keys(keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(hash_key(key.strip()) for key in keys if key.strip())
