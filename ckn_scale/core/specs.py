@@ -116,6 +116,7 @@ class CknTrainingSpec:
     num_subpatches: int = 1_000_000
     kmeans_iterations: int = 10
     nystrom_epsilon: float = 1e-6
+    keep_last_factor: bool = False  # κ^(−1/2) of the last layer: a whitening projection absorbs it
     sgd_batch_pairs: int = 1000
     sgd_iterations: int = 300_000
     sgd_validate_every: int = 1000

@@ -1,0 +1,152 @@
+"""A convolutional kernel network as data: its layers, the sizes of its maps, its arrays.
+
+A layer maps a sub-patch P to ‖P‖^power · exp(W P/‖P‖ + b), then pools with a truncated Gaussian.
+The fixed orientation layer of `grad` has the same form: P is the gradient, W the directions / α².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ckn_scale.core.specs import CknSpec, LayerSpec
+
+INPUT_CHANNELS = {"grad": 2, "white": 3, "raw": 3}
+
+
+@dataclass(frozen=True)
+class CknLayer:
+    """Learned arrays of one layer, float32.
+
+    `weights` (p, q) and `bias` (p,) are used on unit-norm sub-patches, channel fastest, so the scale
+    1/α² is inside. `factor` (p, p) is Nyström's κ^(−1/2); it is linear, hence applied after pooling.
+    """
+
+    spec: LayerSpec
+    alpha: float
+    weights: np.ndarray
+    bias: np.ndarray
+    factor: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Ckn:
+    spec: CknSpec
+    patch_size_px: int
+    layers: tuple[CknLayer, ...]
+
+    @property
+    def dim(self) -> int:
+        side = layer_sides(self.spec, self.patch_size_px)[-1][1]
+        return side * side * self.spec.layers[-1].num_filters
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        arrays: dict[str, np.ndarray] = {}
+        for index, layer in enumerate(self.layers):
+            arrays[f"layer{index}.weights"] = layer.weights
+            arrays[f"layer{index}.bias"] = layer.bias
+            if layer.factor is not None:
+                arrays[f"layer{index}.factor"] = layer.factor
+        alphas = [layer.alpha for layer in self.layers]
+        meta = {"spec": asdict(self.spec), "patch_size_px": self.patch_size_px, "alphas": alphas}
+        return arrays, meta
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Ckn:
+        spec = ckn_spec_from_dict(meta["spec"])
+        ckn = cls(spec, int(meta["patch_size_px"]), tuple(_read_layers(spec, arrays, meta["alphas"])))
+        _check_layers(ckn)
+        return ckn
+
+
+def _read_layers(spec: CknSpec, arrays: Mapping[str, np.ndarray], alphas: list[float]) -> list[CknLayer]:
+    if len(alphas) != len(spec.layers):
+        raise ValueError(f"a CKN of {len(spec.layers)} layers needs as many alphas, got {len(alphas)}")
+    layers = []
+    for index, (layer_spec, alpha) in enumerate(zip(spec.layers, alphas, strict=True)):
+        missing = {f"layer{index}.weights", f"layer{index}.bias"} - set(arrays)
+        if missing:
+            raise ValueError(f"arrays of the CKN are missing: {', '.join(sorted(missing))}")
+        weights, bias = arrays[f"layer{index}.weights"], arrays[f"layer{index}.bias"]
+        layers.append(CknLayer(layer_spec, float(alpha), weights, bias, arrays.get(f"layer{index}.factor")))
+    return layers
+
+
+def _check_layers(ckn: Ckn) -> None:
+    for index, layer in enumerate(ckn.layers):
+        shape = (layer.spec.num_filters, subpatch_dim(ckn.spec, index))
+        if layer.weights.shape != shape:
+            raise ValueError(f"weights of layer {index} must be {shape}, got {layer.weights.shape}")
+        if layer.bias.shape != shape[:1]:
+            raise ValueError(f"bias of layer {index} must be {shape[:1]}, got {layer.bias.shape}")
+        if layer.factor is not None and layer.factor.shape != (shape[0], shape[0]):
+            raise ValueError(
+                f"factor of layer {index} must be square in {shape[0]}, got {layer.factor.shape}"
+            )
+
+
+def ckn_spec_from_dict(settings: Mapping[str, Any]) -> CknSpec:
+    layers = tuple(LayerSpec(**layer) for layer in settings["layers"])
+    return CknSpec(**{**settings, "layers": layers})
+
+
+def truncate_spec(spec: CknSpec, num_layers: int) -> CknSpec:
+    return replace(spec, layers=spec.layers[:num_layers])
+
+
+def subpatch_dim(spec: CknSpec, index: int) -> int:
+    channels = spec.layers[index - 1].num_filters if index else INPUT_CHANNELS[spec.channel]
+    return spec.layers[index].patch_px ** 2 * channels
+
+
+def pooled_side(side: int, subsampling: int) -> int:
+    """Centres at o, o + s, … below `side`, with o = ⌈s/2⌉ − 1."""
+    offset = math.ceil(subsampling / 2) - 1
+    return max(0, math.ceil((side - offset) / subsampling))
+
+
+def layer_sides(spec: CknSpec, patch_size_px: int) -> list[tuple[int, int]]:
+    """For each layer the side of its map before and after pooling."""
+    sides, side = [], patch_size_px
+    for layer in spec.layers:
+        before = side - layer.patch_px + 1
+        side = pooled_side(before, layer.subsampling) if before > 0 else 0
+        if side < 1:
+            raise ValueError(f"patches of {patch_size_px} px leave nothing after {layer}")
+        sides.append((before, side))
+    return sides
+
+
+def pooling_matrix(side: int, subsampling: int) -> np.ndarray:
+    """(pooled side, side) float32: exp(−t²/s²) for |t| ≤ s, sum 1; taps outside the map are dropped."""
+    offset = math.ceil(subsampling / 2) - 1
+    taps = np.exp(-((np.arange(-subsampling, subsampling + 1) / subsampling) ** 2))
+    taps /= taps.sum()
+    matrix = np.zeros((pooled_side(side, subsampling), side), np.float32)
+    for row in range(len(matrix)):
+        for tap, weight in zip(range(-subsampling, subsampling + 1), taps, strict=True):
+            column = offset + row * subsampling + tap
+            if 0 <= column < side:
+                matrix[row, column] = weight
+    return matrix
+
+
+def window_weights(side: int, patch_size_px: int, window_sigma: float | None) -> np.ndarray:
+    """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the side."""
+    if window_sigma is None:
+        return np.ones(side, np.float32)
+    distances = np.arange(side) - (side - 1) / 2
+    return np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
+
+
+def orientation_layer(spec: LayerSpec) -> CknLayer:
+    """The first layer of `grad`: p₁ directions, α₁ = 2 sin(π/p₁), nothing to learn."""
+    angles_rad = 2 * np.pi * np.arange(spec.num_filters) / spec.num_filters
+    alpha = 2 * math.sin(math.pi / spec.num_filters)
+    directions = np.stack([np.cos(angles_rad), np.sin(angles_rad)], 1) / alpha**2
+    bias = np.full(spec.num_filters, -1 / alpha**2, np.float32)
+    return CknLayer(spec, alpha, directions.astype(np.float32), bias)

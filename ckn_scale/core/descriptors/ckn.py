@@ -1,0 +1,95 @@
+"""CKN descriptors, ready to use: everything linear after the last pooling is one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches
+from ckn_scale.core.projection import Projection, project_rows
+
+
+class CknDescriptor:
+    """A CKN and its projection.
+
+    The last layer's Nyström factor F and the projection L fold into L (I ⊗ F). The length of a
+    descriptor before the projection is ‖F y‖; without a factor it is the length of y itself.
+    """
+
+    def __init__(
+        self,
+        ckn: Ckn,
+        projection: Projection,
+        batch_size: int = 64,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if projection.input_dim != ckn.dim:
+            raise ValueError(f"the projection takes {projection.input_dim} dims, the CKN gives {ckn.dim}")
+        self.ckn, self.projection = ckn, projection
+        self._encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=dtype)
+        self._factor, matrix = fold_factor(ckn, projection)
+        self._matrix = torch.from_numpy(matrix).to(device=device, dtype=dtype)
+        self._offset = torch.from_numpy(projection.offset).to(device)
+
+    @property
+    def name(self) -> str:
+        return f"ckn-{self.ckn.spec.channel}"
+
+    @property
+    def dim(self) -> int:
+        return self.projection.dim
+
+    def describe(self, patches: np.ndarray) -> np.ndarray:
+        """uint8 (N, S, S, 3) → float32 (N, dim), unit rows; blank patches give zeros."""
+        check_patches(patches, self.ckn)
+        out = np.empty((len(patches), self.dim), np.float32)
+        for start, batch in pad_batches(patches, self._encoder.batch_size):
+            rows = out[start : start + self._encoder.batch_size]
+            rows[:] = self._describe_batch(batch)[: len(rows)].cpu().numpy()
+        return out
+
+    def _describe_batch(self, patches: np.ndarray) -> Tensor:
+        with torch.inference_mode():
+            pooled = self._encoder.encode_batch(patches, last_factor=self._factor is None)
+            return project_rows(pooled, self._matrix, self._offset, self._measure_norms(pooled))
+
+    def _measure_norms(self, pooled: Tensor) -> Tensor | None:
+        if self._factor is None:
+            return None
+        cells = pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T
+        return torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        ckn_arrays, ckn_meta = self.ckn.to_arrays()
+        projection_arrays, projection_meta = self.projection.to_arrays()
+        arrays = {f"ckn.{name}": array for name, array in ckn_arrays.items()}
+        arrays |= {f"projection.{name}": array for name, array in projection_arrays.items()}
+        return arrays, {"ckn": ckn_meta, "projection": projection_meta}
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], **options: Any
+    ) -> CknDescriptor:
+        """`options` are batch_size, device and dtype, which are no part of the model."""
+        ckn = Ckn.from_arrays(_strip_prefix(arrays, "ckn."), meta["ckn"])
+        projection = Projection.from_arrays(_strip_prefix(arrays, "projection."), meta["projection"])
+        return cls(ckn, projection, **options)
+
+
+def fold_factor(ckn: Ckn, projection: Projection) -> tuple[Tensor | None, np.ndarray]:
+    """The last layer's factor (or None) and the matrix (d, D) that takes pooled maps without it."""
+    factor = ckn.layers[-1].factor
+    if factor is None:
+        return None, projection.matrix
+    cells = projection.matrix.reshape(projection.dim, -1, len(factor)).astype(np.float64)
+    folded = (cells @ factor.astype(np.float64)).reshape(projection.dim, -1)
+    return torch.from_numpy(factor), folded.astype(np.float32)
+
+
+def _strip_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
