@@ -65,14 +65,14 @@ def encode_patches(
     *,
     batch_size: int = 64,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype = torch.float32,
 ) -> np.ndarray:
     """Descriptors (N, dim) float32 of uint8 patches (N, S, S, 3), before any projection.
 
     Batches have one shape, the last one padded, so that a row depends on its patch alone.
     """
     check_patches(patches, ckn)
-    encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=dtype)
+    encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=parse_dtype(dtype))
     out = np.empty((len(patches), ckn.dim), np.float32)
     for start, batch in pad_batches(patches, encoder.batch_size):
         rows = out[start : start + encoder.batch_size]
@@ -88,6 +88,14 @@ def pad_batches(rows: np.ndarray, batch_size: int) -> Iterator[tuple[int, np.nda
             padding = np.zeros((batch_size - len(batch), *rows.shape[1:]), rows.dtype)
             batch = np.concatenate([batch, padding])
         yield start, batch
+
+
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """`float32`, `float16` or `bfloat16`, by name or as torch's own."""
+    allowed = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype not in allowed and dtype not in allowed.values():
+        raise ValueError(f"dtype must be one of {', '.join(allowed)}, got {dtype}")
+    return allowed[dtype] if isinstance(dtype, str) else dtype
 
 
 def check_patches(patches: np.ndarray, ckn: Ckn) -> None:

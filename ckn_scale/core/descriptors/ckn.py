@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches
+from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches, parse_dtype
 from ckn_scale.core.projection import Projection, project_rows
+
+
+Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
 
 
 class CknDescriptor:
@@ -26,11 +29,12 @@ class CknDescriptor:
         projection: Projection,
         batch_size: int = 64,
         device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: str | torch.dtype = torch.float32,
     ) -> None:
         if projection.input_dim != ckn.dim:
             raise ValueError(f"the projection takes {projection.input_dim} dims, the CKN gives {ckn.dim}")
         self.ckn, self.projection = ckn, projection
+        dtype = parse_dtype(dtype)
         self._encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=dtype)
         self._factor, matrix = fold_factor(ckn, projection)
         self._matrix = torch.from_numpy(matrix).to(device=device, dtype=dtype)
@@ -65,6 +69,7 @@ class CknDescriptor:
         return torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
 
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Both models as one; `from_arrays` reads it, `from_parts` reads them apart."""
         ckn_arrays, ckn_meta = self.ckn.to_arrays()
         projection_arrays, projection_meta = self.projection.to_arrays()
         arrays = {f"ckn.{name}": array for name, array in ckn_arrays.items()}
@@ -76,9 +81,13 @@ class CknDescriptor:
         cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], **options: Any
     ) -> CknDescriptor:
         """`options` are batch_size, device and dtype, which are no part of the model."""
-        ckn = Ckn.from_arrays(_strip_prefix(arrays, "ckn."), meta["ckn"])
-        projection = Projection.from_arrays(_strip_prefix(arrays, "projection."), meta["projection"])
-        return cls(ckn, projection, **options)
+        ckn = _strip_prefix(arrays, "ckn."), meta["ckn"]
+        projection = _strip_prefix(arrays, "projection."), meta["projection"]
+        return cls.from_parts(ckn, projection, **options)
+
+    @classmethod
+    def from_parts(cls, ckn: Part, projection: Part, **options: Any) -> CknDescriptor:
+        return cls(Ckn.from_arrays(*ckn), Projection.from_arrays(*projection), **options)
 
 
 def fold_factor(ckn: Ckn, projection: Projection) -> tuple[Tensor | None, np.ndarray]:
