@@ -12,7 +12,6 @@ from torch import Tensor
 from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches, parse_dtype
 from ckn_scale.core.projection import Projection, project_rows
 
-
 Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
 
 
