@@ -140,9 +140,11 @@ def _serialise_table(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     # Uncompressed, because a compressed batch cannot be mapped.
     with pa.ipc.new_file(sink, table.schema) as writer:
-        # Batches of one size, however the rows came: equal tables give equal bytes.
+        # Batches of one size, each a fresh copy of its rows: equal tables give equal bytes, however
+        # they were cut before.
         for start in range(0, len(table), ROWS_PER_BATCH):
-            writer.write_table(table.slice(start, ROWS_PER_BATCH).combine_chunks())
+            rows = table.slice(start, ROWS_PER_BATCH)
+            writer.write_table(rows.take(pa.array(range(len(rows)))).combine_chunks())
     return sink.getvalue().to_pybytes()
 
 

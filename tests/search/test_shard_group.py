@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from synthetic_index import publish_synthetic, random_units
+
+from ckn_scale.errors import DataDamaged
+from ckn_scale.search.cache import FileCache
+from ckn_scale.search.shard import Hit, ShardGroup, merge_hits
+from ckn_scale.search.versions import assign_shards
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return publish_synthetic(tmp_path_factory.mktemp("group") / "run", random_units(60), 4)
+
+
+def test_search_gives_hits_with_uri_score_and_kept_columns(index):
+    hits = ShardGroup(index.run.store, index.manifest).search(index.vectors[33:34], 3)[0]
+    assert hits[0] == Hit(33, "photos/0033.jpg", pytest.approx(1.0, abs=1e-6), {"label": "label 33"})
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 7])
+def test_groups_merged_answer_like_one(index, num_groups):
+    queries = random_units(5, seed=9)
+    whole = ShardGroup(index.run.store, index.manifest).search(queries, 12)
+    groups = [
+        ShardGroup(index.run.store, index.manifest, shards)
+        for shards in assign_shards(index.manifest, num_groups)
+    ]
+    assert sum(group.rows for group in groups) == 60
+    answers = [group.search(queries, 12) for group in groups]
+    for query in range(5):
+        assert merge_hits([answer[query] for answer in answers], 12) == whole[query]
+
+
+def test_more_hits_than_rows_gives_every_row_once(index):
+    hits = ShardGroup(index.run.store, index.manifest).search(index.vectors[:1], 100)[0]
+    assert sorted(hit.image_id for hit in hits) == list(range(60))
+
+
+def test_merge_hits_breaks_ties_by_id():
+    near, far = [Hit(9, "i", 0.5), Hit(3, "c", 0.2)], [Hit(4, "d", 0.5)]
+    assert [hit.image_id for hit in merge_hits([near, far], 2)] == [4, 9]
+    assert merge_hits([], 2) == []
+
+
+def test_thumbnails_come_by_id(index):
+    group = ShardGroup(index.run.store, index.manifest)
+    assert group.thumbnail(41) == b"jpeg-41"
+    assert group.thumbnail(0) is None  # indexed, but has none
+    assert group.thumbnail(60) is None
+    assert 59 in group
+    assert 60 not in group
+
+
+def test_a_group_holds_its_own_shards_only(index):
+    group = ShardGroup(index.run.store, index.manifest, [1])
+    assert group.rows == 15
+    assert 0 not in group
+    assert ShardGroup(index.run.store, index.manifest, []).search(index.vectors[:2], 3) == [[], []]
+    with pytest.raises(ValueError, match=r"has no shards \[8\]"):
+        ShardGroup(index.run.store, index.manifest, [8])
+
+
+@pytest.mark.parametrize("kind", ["index", "table"])
+def test_a_damaged_file_is_refused_before_it_is_opened(tmp_path, kind):
+    index = publish_synthetic(tmp_path / "run", random_units(6), 2)
+    file = getattr(index.manifest.shards[1], kind)
+    path = index.run.store.local_path(file.path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataDamaged, match=f"{file.path} has sha256"):
+        ShardGroup(index.run.store, index.manifest)
+    path.unlink()
+    with pytest.raises(DataDamaged, match="is missing, but the manifest names it"):
+        ShardGroup(index.run.store, index.manifest)
+
+
+def test_index_and_side_table_of_different_images_are_refused(index):
+    first, second = index.manifest.shards[:2]
+    crossed = type(first)(first.shard, first.index, second.table, first.rows, first.first_id, first.last_id)
+    manifest = type(index.manifest)("b", index.manifest.dim, first.rows, {}, (crossed,))
+    with pytest.raises(DataDamaged, match="do not hold the same images"):
+        ShardGroup(index.run.store, manifest)
+
+
+def test_assign_shards_balances_rows_and_covers_all(index):
+    groups = assign_shards(index.manifest, 3)
+    assert sorted(shard for group in groups for shard in group) == [0, 1, 2, 3]
+    assert sorted(map(len, groups)) == [1, 1, 2]
+    assert assign_shards(index.manifest, 6)[4:] == [[], []]
+    with pytest.raises(ValueError, match="num_groups must be ≥ 1, got 0"):
+        assign_shards(index.manifest, 0)
+
+
+class FarStore:
+    """A store that is not on this machine's disk, and counts what is fetched from it."""
+
+    def __init__(self, store):
+        self._store = store
+        self.reads = 0
+
+    def local_path(self, path):
+        return None
+
+    def read_range(self, path, start, length):
+        self.reads += 1
+        return self._store.read_range(path, start, length)
+
+
+def test_files_of_a_far_store_are_fetched_once_and_a_bad_copy_again(index, tmp_path):
+    far, file = FarStore(index.run.store), index.manifest.shards[0].index
+    cache = FileCache(tmp_path / "cache")
+    copy = cache.fetch(far, file)
+    assert copy.name == file.sha256
+    assert cache.fetch(far, file) == copy
+    assert far.reads == 1
+    copy.write_bytes(b"x" * file.size_bytes)
+    assert cache.fetch(far, file).read_bytes() == index.run.store.read(file.path)
+    assert far.reads == 2
+    assert [path.name for path in copy.parent.iterdir()] == [file.sha256]
+
+
+def test_a_far_file_of_other_bytes_never_enters_the_cache(index, tmp_path):
+    far, shard = FarStore(index.run.store), index.manifest.shards[0]
+    wrong = type(shard.index)(shard.index.path, "0" * 64, shard.index.size_bytes)
+    with pytest.raises(DataDamaged, match="has sha256"):
+        FileCache(tmp_path / "cache").fetch(far, wrong)
+    assert list((tmp_path / "cache" / "00").iterdir()) == []
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("CKN_SCALE_CACHE", str(tmp_path))
+    assert FileCache().folder == tmp_path
+    monkeypatch.delenv("CKN_SCALE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert FileCache().folder == tmp_path / "xdg" / "ckn_scale"
+
+
+def test_search_from_several_threads_is_the_same(index):
+    from concurrent.futures import ThreadPoolExecutor
+
+    group, queries = ShardGroup(index.run.store, index.manifest), random_units(24, seed=5)
+    alone = [group.search(query[None], 5) for query in queries]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda query: group.search(query[None], 5), queries)) == alone
+    assert isinstance(alone[0][0][0].image_id, int)
+    assert np.isfinite([hit.score for hit in alone[0][0]]).all()
