@@ -74,3 +74,10 @@ DESCRIPTORS = pa.schema(
         ("codes", pa.binary()),  # BYTES_PER_CODE each: the signs of the residual to the word
     ]
 )
+
+
+def sampled_vlads(dim: int) -> pa.Schema:
+    return pa.schema(
+        [("image_id", pa.int64()), ("vector", pa.binary(2 * dim))],
+        metadata={"dtype": "float16", "dim": str(dim)},
+    )

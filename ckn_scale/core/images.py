@@ -10,6 +10,7 @@ values keep their upper byte, CMYK and palettes become RGB.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -35,10 +36,13 @@ TURNS: dict[int, tuple[bool, bool, bool]] = {
 }
 
 
-def decode_image(data: bytes, spec: ImageSpec) -> np.ndarray:
-    """(H, W, 3) uint8 RGB at working size; `ImageRejected` tells why there is none."""
+def decode_image(data: bytes, spec: ImageSpec, box: Sequence[float] | None = None) -> np.ndarray:
+    """(H, W, 3) uint8 RGB at working size; `ImageRejected` tells why there is none.
+
+    `box` (x1, y1, x2, y2) in pixels of the upright original is cut out before the resize.
+    """
     try:
-        return _decode(data, spec)
+        return _decode(data, spec) if box is None else _decode_box(data, spec, box)
     except ImageRejected:
         raise
     except MemoryError:
@@ -58,6 +62,26 @@ def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
         pixels = resize_image(_to_rgb(file), working_size)
         orientation = orientation_of(file) if spec.exif_orientation else 1
     return turn_upright(pixels, orientation)
+
+
+def _decode_box(data: bytes, spec: ImageSpec, box: Sequence[float]) -> np.ndarray:
+    with open_image_file(data) as file:
+        _check_header(file.size[0], file.size[1], spec)
+        file.load()
+        orientation = orientation_of(file) if spec.exif_orientation else 1
+        pixels = crop_box(turn_upright(_to_rgb(file), orientation), box)
+    return resize_image(pixels, fit_working_size(pixels.shape[1], pixels.shape[0], spec))
+
+
+def crop_box(image: np.ndarray, box: Sequence[float]) -> np.ndarray:
+    """The pixels inside (x1, y1, x2, y2), cut at the border; `ImageRejected` when none are."""
+    height_px, width_px = image.shape[:2]
+    left, top = max(0, math.floor(box[0])), max(0, math.floor(box[1]))
+    right, bottom = min(width_px, math.ceil(box[2])), min(height_px, math.ceil(box[3]))
+    if left >= right or top >= bottom:
+        reason = f"the box {tuple(box)} holds no pixel of an image of {width_px} × {height_px}"
+        raise ImageRejected("empty", reason)
+    return np.ascontiguousarray(image[top:bottom, left:right])
 
 
 def _check_header(width_px: int, height_px: int, spec: ImageSpec) -> None:

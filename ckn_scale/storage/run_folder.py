@@ -116,6 +116,11 @@ class RunFolder:
         return cls(store, body)
 
 
+def is_run(url: str) -> bool:
+    """Whether a run was begun at `url`; looks, writes nothing."""
+    return Store(url).exists(RUN_RECORD)
+
+
 def _nonce_path(nonce: str) -> str:
     return f"nonces/{nonce}"
 

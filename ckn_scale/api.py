@@ -1,0 +1,34 @@
+"""What `import ckn_scale` offers from Python, with the command line's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.runners.base import ProgressHook
+from ckn_scale.runners.index_images import IndexReport, check_tolerance, index_images
+
+
+def index(
+    images: str | Sequence[str],
+    run: str,
+    *,
+    preset: str = "compact",
+    config: str | None = None,
+    overrides: Sequence[str] = (),
+    workers: int = 2,
+    ray: Literal["local", "auto"] | None = None,
+    keep: Sequence[str] = (),
+    accept: bool = False,
+    on_progress: ProgressHook = lambda progress: None,
+) -> IndexReport:
+    """Index a folder, glob, list, tar or Parquet file of images into `run`; resumable.
+
+    Raises WorkFailed when shards failed, the gate was not passed or too many images were unusable.
+    """
+    settings = load_settings(preset, config, overrides)
+    resources = Resources(workers=workers, ray=ray)
+    report = index_images(images, run, settings, resources, keep=keep, accept=accept, on_progress=on_progress)
+    check_tolerance(report, settings.publish.max_failed_share)
+    return report

@@ -1,0 +1,215 @@
+"""Settings: *what* is computed (enters every fingerprint) apart from *how* (never changes a byte).
+
+Presets are TOML files in `ckn_scale/presets`; `--config FILE` and `--set key.path=value` lie over
+them. Models are frozen and closed: a misspelt key stops the job in its first second.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ckn_scale.core.specs import (
+    ChannelSpec,
+    CknTrainingSpec,
+    ImageSpec,
+    KeypointSpec,
+    PatchSpec,
+    ReductionSpec,
+    VladSpec,
+)
+from ckn_scale.errors import SettingsError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlanSettings(Closed):
+    images_per_shard: Count = 256
+
+
+class SampleSettings(Closed):
+    """The images everything is learned on, chosen by hash."""
+
+    num_images: Count = 20_000
+    num_patches: Count = 100_000  # over all sampled images, evenly
+    images_per_shard: Count = 64
+    seed: int = 0
+
+
+class EncodeSettings(Closed):
+    thumbnail_side_px: Count = 256
+    max_descriptors: Count = 800  # strongest points whose frame and code are kept
+    image_deadline_s: Annotated[float, Field(gt=0)] = 60.0  # an image that takes longer is a row: timeout
+
+
+class IndexSettings(Closed):
+    kind: Literal["exact"] = "exact"
+    shards_per_index_shard: Count = 64  # how many encode shards one index shard holds
+
+
+class PublishSettings(Closed):
+    """The gate: planted queries must come back first, by the lower end of a confidence interval."""
+
+    num_queries: Count = 200
+    queries_per_shard: Count = 32
+    target: Share = 0.8
+    confidence: Share = 0.95
+    max_failed_share: Share = 0.02  # rejected images above this share make the exit code 1
+
+
+class NumericsSettings(Closed):
+    """The numerics class: within one, bytes are equal whatever the number of workers."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    threads: Count = 1
+    batch_patches: Annotated[int, Field(ge=64)] = 256
+
+
+class Settings(Closed):
+    channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
+    images: ImageSpec = ImageSpec()
+    keypoints: KeypointSpec = KeypointSpec()
+    patches: PatchSpec = PatchSpec()
+    plan: PlanSettings = PlanSettings()
+    sample: SampleSettings = SampleSettings()
+    training: CknTrainingSpec = CknTrainingSpec()
+    vlad: VladSpec = VladSpec()
+    reduction: ReductionSpec = ReductionSpec()
+    encode: EncodeSettings = EncodeSettings()
+    index: IndexSettings = IndexSettings()
+    publish: PublishSettings = PublishSettings()
+    numerics: NumericsSettings = NumericsSettings()
+
+    @property
+    def channel_names(self) -> list[str]:
+        return [channel.ckn.channel for channel in self.channels]
+
+
+class Resources(Closed):
+    """How the work is done; never changes a byte of the result."""
+
+    workers: Annotated[int, Field(ge=0)] = 1  # 0: this process itself
+    ray: Literal["local", "auto"] | None = None
+    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None  # none: one, where the cluster has GPUs
+    read_ahead: Count = 4  # images read and decoded ahead of the encoder, per worker
+    shard_deadline_s: Annotated[float, Field(gt=0)] = 3600.0
+    max_attempts: Count = 4  # of one shard, before the run says it failed
+
+
+def list_presets() -> list[str]:
+    folder = resources.files("ckn_scale") / "presets"
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_settings(
+    preset: str = "compact", config_file: str | None = None, overrides: Sequence[str] = ()
+) -> Settings:
+    """The preset, then the file, then `key.path=value` pairs over it."""
+    tree = _read_preset(preset)
+    if config_file is not None:
+        _merge(tree, _read_toml(config_file))
+    for override in overrides:
+        _apply_override(tree, override)
+    return parse_settings(tree)
+
+
+def parse_settings(tree: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_one_line(error)) from None
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    if name not in list_presets():
+        raise SettingsError(f"no preset named {name!r}; there are: {', '.join(list_presets())}")
+    text = (resources.files("ckn_scale") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"no such settings file: {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+
+
+def _merge(tree: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise SettingsError(f"--set takes key.path=value, got {override!r}")
+    node: Any = tree
+    *parents, last = path.strip().split(".")
+    for part in parents:
+        node = _descend(node, part, path)
+    if isinstance(node, list):
+        node[_list_position(node, last, path)] = _parse_value(text)
+    else:
+        node[last] = _parse_value(text)
+
+
+def _descend(node: Any, part: str, path: str) -> Any:
+    if isinstance(node, list):
+        return node[_list_position(node, part, path)]
+    child = node.setdefault(part, {})
+    if not isinstance(child, dict | list):
+        raise SettingsError(f"--set {path}: {part} holds a value, not settings")
+    return child
+
+
+def _list_position(node: list[Any], part: str, path: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise SettingsError(f"--set {path}: {part!r} is not a position from 0 to {len(node) - 1}")
+    return int(part)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown setting {key!r}"
+    if first["type"] == "missing":
+        return f"setting {key!r} is missing"
+    if first["type"] == "value_error":  # the spec's own sentence names the value
+        return f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{key}: {first['msg']} (got {first['input']!r})"
+
+
+def parse_resources(tree: Mapping[str, Any]) -> Resources:
+    try:
+        return Resources.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_one_line(error)) from None

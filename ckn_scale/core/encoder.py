@@ -1,0 +1,167 @@
+"""The path of one image: bytes → pixels → keypoints → patches → descriptors → VLAD → vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ckn_scale.core.codebook import assign_words
+from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.images import decode_image
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.local_codes import pack_codes, pack_frames
+from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.projection import Projection
+from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
+from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.errors import ImageRejected
+
+Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """What the CPU makes of an image: all that a GPU batch needs."""
+
+    image: np.ndarray  # (H, W, 3) uint8 RGB
+    keypoints: Keypoints
+    patches: np.ndarray  # (N, S, S, 3) uint8 RGB
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    vector: np.ndarray  # (D,) float32, unit norm
+    width_px: int
+    height_px: int
+    frames: np.ndarray  # (N, 9) uint8, see local_codes
+    words: np.ndarray  # (N,) uint16
+    codes: np.ndarray  # (N, 16) uint8
+
+
+@dataclass(frozen=True)
+class Front:
+    """From bytes to patches: needs no learned model."""
+
+    images: ImageSpec
+    keypoints: KeypointSpec
+    patches: PatchSpec
+
+    def prepare(self, data: bytes, box: Sequence[float] | None = None) -> PreparedImage:
+        """`box` (x1, y1, x2, y2) in pixels of the upright original crops it before anything else."""
+        return self.prepare_pixels(decode_image(data, self.images, box=box))
+
+    def prepare_pixels(self, image: np.ndarray) -> PreparedImage:
+        keypoints = detect_keypoints(image, self.keypoints)
+        if len(keypoints) == 0:
+            raise ImageRejected("no_keypoints", "the image is flat: the detector found no point")
+        return PreparedImage(image, keypoints, extract_patches(image, keypoints, self.patches))
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One learned description of patches and its VLAD words."""
+
+    descriptor: CknDescriptor
+    centroids: np.ndarray  # (K, D)
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    front: Front
+    channels: tuple[Channel, ...]
+    intra_normalise: bool
+    reduction: Projection | None  # none: the VLAD is the vector
+
+    @staticmethod
+    def from_parts(parts: Mapping[str, Part], *, with_reduction: bool = True) -> ImageEncoder:
+        """`parts` as written by the training steps: encoder, ckn-*, projection-*, codebook-*, reduction."""
+        facts = parts["encoder"][1]
+        front = Front(
+            ImageSpec(**facts["images"]), KeypointSpec(**facts["keypoints"]), PatchSpec(**facts["patches"])
+        )
+        channels = tuple(_load_channel(parts, name, facts["numerics"]) for name in facts["channels"])
+        reduction = Projection.from_arrays(*parts["reduction"]) if _reduces(parts, with_reduction) else None
+        return ImageEncoder(front, channels, facts["intra_normalise"], reduction)
+
+    @property
+    def dim(self) -> int:
+        if self.reduction is not None:
+            return self.reduction.dim
+        return sum(channel.centroids.size for channel in self.channels)
+
+    def encode_bytes(self, data: bytes, box: Sequence[float] | None = None) -> EncodedImage:
+        return self.encode_prepared([self.front.prepare(data, box)])[0]
+
+    def encode_pixels(self, image: np.ndarray) -> EncodedImage:
+        return self.encode_prepared([self.front.prepare_pixels(image)])[0]
+
+    def encode_prepared(
+        self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
+    ) -> list[EncodedImage]:
+        """Patches of all images share batches; an image's result does not depend on its company."""
+        if not prepared:
+            return []
+        patches = np.concatenate([one.patches for one in prepared])
+        borders = np.cumsum([len(one.patches) for one in prepared])[:-1]
+        described = [np.split(channel.descriptor.describe(patches), borders) for channel in self.channels]
+        return [
+            self._finish(one, [channel[position] for channel in described], max_points)
+            for position, one in enumerate(prepared)
+        ]
+
+    def _finish(
+        self, prepared: PreparedImage, described: Sequence[np.ndarray], max_points: int | None
+    ) -> EncodedImage:
+        height_px, width_px = prepared.image.shape[:2]
+        words = assign_words(described[0], self.channels[0].centroids)[:max_points]
+        return EncodedImage(
+            vector=self._aggregate(described),
+            width_px=width_px,
+            height_px=height_px,
+            frames=pack_frames(prepared.keypoints, width_px, height_px)[:max_points],
+            words=words.astype(np.uint16),
+            codes=pack_codes(described[0][:max_points], words, self.channels[0].centroids),
+        )
+
+    def _aggregate(self, described: Sequence[np.ndarray]) -> np.ndarray:
+        blocks = [
+            aggregate_vlad(rows, channel.centroids, intra_normalise=self.intra_normalise)
+            for rows, channel in zip(described, self.channels, strict=True)
+        ]
+        vlad = (np.concatenate(blocks) / np.sqrt(len(blocks))).astype(np.float32)
+        return vlad if self.reduction is None else self.reduction.apply(vlad[None])[0]
+
+
+def encoder_facts(
+    front: Front, channel_names: Sequence[str], *, intra_normalise: bool, numerics: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `encoder` part: everything an encoder needs besides the learned arrays."""
+    return {
+        **asdict(front),
+        "channels": list(channel_names),
+        "intra_normalise": intra_normalise,
+        "numerics": dict(numerics),
+    }
+
+
+def load_descriptor(parts: Mapping[str, Part], channel: str, numerics: Mapping[str, Any]) -> CknDescriptor:
+    return CknDescriptor.from_parts(
+        parts[f"ckn-{channel}"],
+        parts[f"projection-{channel}"],
+        batch_size=numerics["batch_patches"],
+        device=numerics["device"],
+        dtype=numerics["dtype"],
+    )
+
+
+def _load_channel(parts: Mapping[str, Part], channel: str, numerics: Mapping[str, Any]) -> Channel:
+    centroids = np.ascontiguousarray(parts[f"codebook-{channel}"][0]["centroids"], dtype=np.float32)
+    return Channel(load_descriptor(parts, channel, numerics), centroids)
+
+
+def _reduces(parts: Mapping[str, Part], wanted: bool) -> bool:
+    return wanted and "reduction" in parts and not parts["reduction"][1].get("identity", False)

@@ -1,0 +1,140 @@
+"""The driver loop: hand shards to a crew, retry what fails, say at the end what is undone.
+
+A crew is who does the work: this process, a pool of processes, Ray actors. It starts tasks and
+reports outcomes; which shard comes next, how often and how is decided here, once for all crews.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from ckn_scale.config import Resources
+from ckn_scale.errors import WorkFailed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard for one worker: names only, never data."""
+
+    step: str
+    shard_id: int
+    params: Mapping[str, str] = field(default_factory=dict)
+    tries: int = 0
+    isolate: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`done` with a report, `failed` with an error, `lost` with its worker, `overdue` and killed."""
+
+    task: ShardTask
+    kind: Literal["done", "failed", "lost", "overdue"]
+    report: Mapping[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: str
+    done: int
+    total: int
+    images: int  # rows of images done by this call, where the step has any
+    seconds: float
+
+
+ProgressHook = Callable[[Progress], None]
+
+
+class Crew(Protocol):
+    """Workers that are alive. `free` says how many tasks may be started now."""
+
+    @property
+    def free(self) -> int: ...
+
+    def start(self, task: ShardTask) -> None: ...
+
+    def wait(self, timeout_s: float) -> list[Outcome]: ...
+
+    def __enter__(self) -> Crew: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass
+class StepReport:
+    """What a call of `run_shards` did."""
+
+    step: str
+    total: int
+    skipped: int = 0
+    done: int = 0
+    images: int = 0
+    retries: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def run_shards(
+    crew: Crew,
+    tasks: Sequence[ShardTask],
+    *,
+    total: int,
+    resources: Resources,
+    on_progress: ProgressHook,
+    write_event: Callable[..., None],
+) -> StepReport:
+    """Do every task; one bad shard does not stop the others, but the end says so."""
+    step = tasks[0].step if tasks else ""
+    report = StepReport(step, total, skipped=total - len(tasks))
+    waiting, running, begun = deque(tasks), 0, time.monotonic()
+    while waiting or running:
+        while waiting and crew.free > 0:
+            crew.start(waiting.popleft())
+            running += 1
+        for outcome in crew.wait(timeout_s=1.0):
+            running -= 1
+            again = _settle(outcome, report, resources, write_event)
+            if again is not None:
+                waiting.append(again)
+        done = report.skipped + report.done
+        on_progress(Progress(step, done, total, report.images, time.monotonic() - begun))
+    return report
+
+
+def _settle(
+    outcome: Outcome, report: StepReport, resources: Resources, write_event: Callable[..., None]
+) -> ShardTask | None:
+    """Count an outcome; the task to try again, if any."""
+    task = outcome.task
+    if outcome.kind == "done":
+        report.done += 1
+        report.images += int(outcome.report.get("images", 0))
+        return None
+    reason = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.kind
+    write_event(outcome.kind, step=task.step, shard=task.shard_id, tries=task.tries + 1, reason=reason)
+    if task.tries + 1 >= resources.max_attempts or getattr(outcome.error, "exit_code", 1) == 2:
+        log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
+        report.failed[task.shard_id] = reason
+        return None
+    log.warning("%s shard %d is tried again: %s", task.step, task.shard_id, reason)
+    report.retries += 1
+    # A worker that died or hung may have met a poison image: next time each image is on its own.
+    return replace(task, tries=task.tries + 1, isolate=task.isolate or outcome.kind != "failed")
+
+
+def require_done(report: StepReport) -> None:
+    if report.failed:
+        shard, reason = next(iter(sorted(report.failed.items())))
+        raise WorkFailed(
+            f"{report.step}: {len(report.failed)} of {report.total} shards failed, "
+            f"the first is {shard}: {reason}"
+        )

@@ -1,0 +1,155 @@
+"""The whole path in one resumable call: plan → sample → train → encode → build → certify → publish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ckn_scale.config import Resources, Settings
+from ckn_scale.errors import WorkFailed
+from ckn_scale.runners.base import (
+    Crew,
+    Progress,
+    ProgressHook,
+    ShardTask,
+    StepReport,
+    require_done,
+    run_shards,
+)
+from ckn_scale.runners.sight import Sight, show_sight
+from ckn_scale.steps.base import Step, check_fingerprint
+from ckn_scale.steps.build_index import BuildIndex, name_build, write_build_manifest
+from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
+from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.model_parts import record_generation
+from ckn_scale.steps.pipeline import SAMPLING, TRAINING
+from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.publish import count_states, publish_version
+from ckn_scale.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class IndexReport:
+    """What a call did, step by step, and how the run stands now."""
+
+    run: str
+    version: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+    steps: list[StepReport] = field(default_factory=list)
+
+    @property
+    def failed_share(self) -> float:
+        total = sum(self.states.values())
+        return 1 - self.states.get("ok", 0) / total if total else 0.0
+
+
+class Driver:
+    """One run folder, one crew: does steps and remembers what they came to."""
+
+    def __init__(self, run: RunFolder, crew: Crew, resources: Resources, on_progress: ProgressHook) -> None:
+        self.run, self.crew, self.resources, self.on_progress = run, crew, resources, on_progress
+        self.reports: list[StepReport] = []
+
+    def do(self, kind: type[Step], params: Mapping[str, str] | None = None) -> Step:
+        """Do what is not done yet of a step; WorkFailed when some of it stays undone."""
+        step = kind(self.run, params)
+        committed = step.log.committed()
+        for commit in committed.values():
+            check_fingerprint(step, commit)
+        shard_ids = step.shard_ids()
+        tasks = [ShardTask(step.name, one, dict(step.params)) for one in shard_ids if one not in committed]
+        total = len(shard_ids)
+        self.run.events.write("step_begins", step=step.name, shards=total, undone=len(tasks))
+        self.on_progress(Progress(step.name, total - len(tasks), total, 0, 0.0))
+        report = run_shards(
+            self.crew,
+            tasks,
+            total=total,
+            resources=self.resources,
+            on_progress=self.on_progress,
+            write_event=self.run.events.write,
+        )
+        report.step = step.name
+        self.reports.append(report)
+        self.run.events.write("step_ends", step=step.name, done=report.done, failed=len(report.failed))
+        require_done(report)
+        return step
+
+
+def index_images(
+    source: str | Sequence[str],
+    run_url: str,
+    settings: Settings,
+    resources: Resources | None = None,
+    *,
+    keep: Sequence[str] = (),
+    accept: bool = False,
+    on_progress: ProgressHook = lambda progress: None,
+) -> IndexReport:
+    """Index `source` into `run_url`; called again, it goes on where it stopped."""
+    resources = resources or Resources()
+    run = plan_images(run_url, settings, source, keep)
+    report = IndexReport(run.url)
+    with open_crew(run, resources) as crew:
+        driver = Driver(run, crew, resources, on_progress)
+        report.steps = driver.reports
+        train(driver, settings)
+        driver.do(EncodeImages)
+        report.version = publish(driver, accept=accept)
+    report.states = count_states(run)
+    return report
+
+
+@contextmanager
+def open_crew(run: RunFolder, resources: Resources) -> Iterator[Crew]:
+    """The workers that `resources` asks for, each having shown that it sees the run and its images."""
+    with show_sight(run) as sight, _choose_crew(resources)(run.url, resources, sight) as crew:
+        yield crew
+
+
+def _choose_crew(resources: Resources) -> Callable[[str, Resources, Sight], Crew]:
+    if resources.ray is not None:
+        from ckn_scale.runners.ray_actors import RayCrew
+
+        return RayCrew
+    from ckn_scale.runners.local import InlineCrew, PoolCrew
+
+    return InlineCrew if resources.workers == 0 else PoolCrew
+
+
+def train(driver: Driver, settings: Settings) -> None:
+    """Sample and learn everything, unless the run has a generation of models already."""
+    if driver.run.models.latest() is not None:
+        return
+    for kind in (*SAMPLING, *TRAINING):
+        driver.do(kind)
+    record_generation(driver.run, settings)
+
+
+def publish(driver: Driver, *, accept: bool) -> int:
+    """Build, certify and publish what is encoded; the version that is current afterwards."""
+    build = name_build(driver.run)
+    latest = driver.run.versions.latest()
+    if latest is not None and latest[1]["build"] == build:
+        return latest[0]
+    built = driver.do(BuildIndex, {"build": build})
+    assert isinstance(built, BuildIndex)
+    manifest = write_build_manifest(built)
+    params = {"build": build, "manifest": manifest.path, "manifest_sha256": manifest.sha256}
+    certified = driver.do(CertifyIndex, params)
+    assert isinstance(certified, CertifyIndex)
+    return publish_version(driver.run, build, manifest, make_certificate(certified), accept=accept)
+
+
+def check_tolerance(report: IndexReport, max_failed_share: float) -> None:
+    """WorkFailed when more images than tolerated could not be used."""
+    if report.failed_share > max_failed_share:
+        bad = {state: count for state, count in report.states.items() if state != "ok"}
+        raise WorkFailed(
+            f"{report.failed_share:.1%} of the images could not be indexed ({bad}), more than "
+            f"publish.max_failed_share = {max_failed_share:g}; see `ckn-scale failures {report.run}`"
+        )

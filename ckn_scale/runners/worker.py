@@ -1,0 +1,39 @@
+"""A worker: one process that does shards. The same in a loop, in a pool and as a Ray actor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ckn_scale.core.threads import require_device, set_compute_threads
+from ckn_scale.runners.sight import Sight, check_sight
+from ckn_scale.steps.base import Step, WorkerSettings, process_shard
+from ckn_scale.steps.pipeline import STEPS
+from ckn_scale.storage.run_folder import RunFolder
+
+
+class Worker:
+    """Opens the run once, keeps the step (and its models) it worked on last."""
+
+    def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
+        self.run = RunFolder.open(run_url)
+        check_sight(self.run, sight)
+        self.read_ahead = read_ahead
+        self._key = ""
+        self._step: Step | None = None
+        numerics = self.run.settings["numerics"]
+        require_device(numerics["device"])
+        set_compute_threads(numerics["threads"])
+
+    def process(self, step: str, shard_id: int, params: Mapping[str, str], isolate: bool) -> dict[str, Any]:
+        commit, worked = process_shard(
+            self._open(step, params), shard_id, WorkerSettings(self.read_ahead, isolate)
+        )
+        return {"images": sum(commit.states.values()), "worked": worked, "seconds": commit.seconds}
+
+    def _open(self, name: str, params: Mapping[str, str]) -> Step:
+        key = json.dumps([name, dict(params)], sort_keys=True)
+        if self._step is None or self._key != key:
+            self._key, self._step = key, STEPS[name](self.run, params)
+        return self._step

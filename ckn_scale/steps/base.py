@@ -1,0 +1,145 @@
+"""A step turns stage into stage, one shard at a time; `process_shard` is the one way to do a shard.
+
+The local loop, the process pool, the Ray actor, retries and tests all call `process_shard`. A
+runner chooses who and when, never what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from ckn_scale.config import Settings, parse_settings
+from ckn_scale.errors import RunMismatch
+from ckn_scale.steps.failpoints import reach
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit, DataFile, ShardLog, write_table
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What a shard came to: tables to write, files already written, and counts for the record."""
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    files: Mapping[str, DataFile] = field(default_factory=dict)
+    states: Mapping[str, int] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How this worker works; none of it changes a byte."""
+
+    read_ahead: int = 4
+    isolate: bool = False  # each image in a subprocess that can be killed
+
+
+class Step(ABC):
+    """One arrow of the pipeline over one run folder."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1  # raise it when the output changes for the same input
+    sections: ClassVar[tuple[str, ...]]  # the settings this step's output depends on
+
+    def __init__(self, run: RunFolder, params: Mapping[str, str] | None = None) -> None:
+        self.run = run
+        self.params = dict(params or {})
+
+    @cached_property
+    def settings(self) -> Settings:
+        return parse_settings(self.run.settings)
+
+    @property
+    def log(self) -> ShardLog:
+        return self.run.commits(self.name)
+
+    @abstractmethod
+    def shard_ids(self) -> Sequence[int]:
+        """Every shard of this step, known before the first one starts."""
+
+    @abstractmethod
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        """Read the input of one shard and compute its output."""
+
+    def inputs(self) -> Mapping[str, Any]:
+        """What the output depends on besides the settings, as JSON: hashes of models, say."""
+        return {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
+        facts = {"step": self.name, "version": self.version, "settings": settings, "inputs": self.inputs()}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:
+    """Read → apply → write → commit. Returns what stands, and whether this call did the work."""
+    standing = step.log.get(shard_id)
+    if standing is not None:
+        check_fingerprint(step, standing)
+        return standing, False
+    return _do_shard(step, shard_id, worker or WorkerSettings(), None, None), True
+
+
+def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:
+    """The next generation of a shard: a retry of failures or the repair of damage."""
+    return _do_shard(step, standing.shard_id, worker or WorkerSettings(), standing, reason)
+
+
+def _do_shard(
+    step: Step, shard_id: int, worker: WorkerSettings, standing: Commit | None, reason: str | None
+) -> Commit:
+    attempt, started_at = new_attempt(), time.time()
+    result = step.apply(shard_id, attempt, worker)
+    files = {
+        stage: write_table(step.run, stage, shard_id, attempt, table)
+        for stage, table in result.tables.items()
+    }
+    reach("data_written", step.name, shard_id)
+    mine = Commit(
+        step=step.log.step,
+        shard_id=shard_id,
+        generation=1 if standing is None else standing.generation + 1,
+        attempt=attempt,
+        fingerprint=step.fingerprint,
+        files={**result.files, **files},
+        states=dict(result.states),
+        worker=describe_worker(step.settings.numerics.device),
+        seconds=round(time.time() - started_at, 3),
+        started_at=started_at,
+        report=dict(result.report),
+        supersedes=None if standing is None else standing.generation,
+        reason=reason,
+    )
+    stands, _ = step.log.commit(mine)
+    reach("recorded", step.name, shard_id)
+    return stands
+
+
+def check_fingerprint(step: Step, commit: Commit) -> None:
+    if commit.fingerprint != step.fingerprint:
+        raise RunMismatch(
+            f"{step.run.url}: {step.name} shard {commit.shard_id} was made by other settings, models, "
+            f"numerics or an older algorithm (now version {step.version}); use another run folder"
+        )
+
+
+def describe_worker(device: str) -> dict[str, Any]:
+    """Who did it, for the record."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": device,
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    }

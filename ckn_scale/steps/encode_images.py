@@ -1,0 +1,128 @@
+"""Encode: every planned image once → its state and vector, its strongest points, its thumbnail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckn_scale import schemas
+from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
+from ckn_scale.core.images import encode_thumbnail
+from ckn_scale.errors import ImageRejected
+from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.model_parts import load_parts, read_generation
+from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
+from ckn_scale.steps.prepare_images import Outcome, prepare_images
+
+PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    image: PlannedImage
+    encoded: EncodedImage | None
+    rejected: ImageRejected | None
+    thumbnail: bytes | None
+
+    @property
+    def state(self) -> str:
+        return "ok" if self.rejected is None else self.rejected.state
+
+
+class EncodeImages(Step):
+    name = "encode_images"
+    sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
+
+    @cached_property
+    def plan(self) -> PlanReader:
+        return PlanReader(self.run, require_segments(self.run))
+
+    @cached_property
+    def encoder(self) -> ImageEncoder:
+        return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run)[1]))
+
+    def shard_ids(self) -> Sequence[int]:
+        return range(count_shards(self.plan.segments))
+
+    def inputs(self) -> Mapping[str, Any]:
+        return {name: file.sha256 for name, file in read_generation(self.run)[1].items()}
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        images = self.plan.read_shard(shard_id)
+        deadline_s = self.settings.encode.image_deadline_s
+        outcomes = prepare_images(images, self.encoder.front, worker, deadline_s)
+        rows = [row for group in _group(outcomes) for row in self._encode_group(group)]
+        tables = {
+            "vectors": tabulate_vectors(rows, self.encoder.dim),
+            "descriptors": tabulate_descriptors(rows),
+            "thumbnails": tabulate_thumbnails(rows),
+        }
+        return ShardResult(tables=tables, states=Counter(row.state for row in rows))
+
+    def _encode_group(self, group: Sequence[Outcome]) -> Iterator[EncodedRow]:
+        prepared = [outcome for _, outcome in group if isinstance(outcome, PreparedImage)]
+        encoded = iter(
+            self.encoder.encode_prepared(prepared, max_points=self.settings.encode.max_descriptors)
+        )
+        for image, outcome in group:
+            if isinstance(outcome, ImageRejected):
+                yield EncodedRow(image, None, outcome, None)
+            else:
+                thumbnail = encode_thumbnail(outcome.image, self.settings.encode.thumbnail_side_px)
+                yield EncodedRow(image, next(encoded), None, thumbnail)
+
+
+def _group(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+    group: list[Outcome] = []
+    patches = 0
+    for image, outcome in outcomes:
+        group.append((image, outcome))
+        patches += 0 if isinstance(outcome, ImageRejected) else len(outcome.patches)
+        if patches >= PATCHES_PER_GROUP:
+            yield group
+            group, patches = [], 0
+    yield group
+
+
+def tabulate_vectors(rows: Sequence[EncodedRow], dim: int) -> pa.Table:
+    columns = [
+        [row.image.image_id for row in rows],
+        [row.state for row in rows],
+        [row.rejected.reason if row.rejected else "" for row in rows],
+        [row.encoded.width_px if row.encoded else 0 for row in rows],
+        [row.encoded.height_px if row.encoded else 0 for row in rows],
+        [row.encoded.vector.astype("<f2").tobytes() if row.encoded else None for row in rows],
+    ]
+    return pa.table(columns, schema=schemas.vectors(dim))
+
+
+def tabulate_descriptors(rows: Sequence[EncodedRow]) -> pa.Table:
+    encoded = [(row.image.image_id, row.encoded) for row in rows if row.encoded is not None]
+    columns = [
+        [image_id for image_id, _ in encoded],
+        [len(one.words) for _, one in encoded],
+        [one.frames.tobytes() for _, one in encoded],
+        [one.words.astype("<u2").tobytes() for _, one in encoded],
+        [one.codes.tobytes() for _, one in encoded],
+    ]
+    return pa.table(columns, schema=schemas.DESCRIPTORS)
+
+
+def tabulate_thumbnails(rows: Sequence[EncodedRow]) -> pa.Table:
+    shown = [row for row in rows if row.thumbnail is not None]
+    columns = [[row.image.image_id for row in shown], [row.thumbnail for row in shown]]
+    return pa.table(columns, schema=schemas.THUMBNAILS)
+
+
+def read_vector_column(table: pa.Table) -> np.ndarray:
+    """(N, D) float16 of a table whose every row has a vector."""
+    dim = int(table.schema.metadata[b"dim"])
+    column = table.column("vector").combine_chunks()
+    flat = np.frombuffer(column.buffers()[1], "<f2", count=(column.offset + len(column)) * dim)
+    return flat.reshape(-1, dim)[column.offset :]

@@ -1,0 +1,78 @@
+"""Models between steps: what a training step saved, what the next one loads, and their generation.
+
+A generation record (`models/000001.json`) names every model of the run at once; encoding and
+queries load that, never "the latest file".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckn_scale.config import Settings
+from ckn_scale.core.encoder import Part, encoder_facts
+from ckn_scale.errors import InputError
+from ckn_scale.steps.base import ShardResult
+from ckn_scale.steps.sample_patches import make_front
+from ckn_scale.storage.models import ModelFile, load_model, save_model
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import DataFile
+
+TRAINING_STEPS = ("train_ckn", "train_projection", "train_codebook", "train_reduction")
+
+
+def save_result(
+    run: RunFolder, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], **report: Any
+) -> ShardResult:
+    """One model as the output of a training shard."""
+    saved = save_model(run.store, name, arrays, facts)
+    size_bytes = run.store.size(saved.path)
+    file = DataFile(path=saved.path, sha256=saved.sha256, rows=0, size_bytes=size_bytes)
+    return ShardResult(files={name: file}, report=report)
+
+
+def find_models(run: RunFolder, steps: Sequence[str]) -> dict[str, ModelFile]:
+    """The models that committed training shards name."""
+    return {
+        name: ModelFile(name, file.path, file.sha256)
+        for step in steps
+        for commit in run.commits(step).committed().values()
+        for name, file in commit.files.items()
+    }
+
+
+def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, Part]:
+    return {name: load_model(run.store, file) for name, file in models.items()}
+
+
+def encoder_part(settings: Settings) -> Part:
+    facts = encoder_facts(
+        make_front(settings),
+        settings.channel_names,
+        intra_normalise=settings.vlad.intra_normalise,
+        numerics=settings.numerics.model_dump(),
+    )
+    return {"format": np.array([1], np.int32)}, facts
+
+
+def record_generation(run: RunFolder, settings: Settings) -> int:
+    """Bind the trained models into generation 1, unless one stands already."""
+    standing = run.models.latest()
+    if standing is not None:
+        return standing[0]
+    encoder = save_model(run.store, "encoder", *encoder_part(settings))
+    models = {"encoder": encoder, **find_models(run, TRAINING_STEPS)}
+    files = {name: {"path": file.path, "sha256": file.sha256} for name, file in sorted(models.items())}
+    run.models.create(1, {"attempt": new_attempt(), "models": files})
+    return 1
+
+
+def read_generation(run: RunFolder) -> tuple[int, dict[str, ModelFile]]:
+    standing = run.models.latest()
+    if standing is None:
+        raise InputError(f"{run.url} has no models yet: run `ckn-scale train` first")
+    number, body = standing
+    return number, {name: ModelFile(name, **file) for name, file in body["models"].items()}

@@ -1,0 +1,225 @@
+"""Plan: list the images once, freeze the list, give ids, cut it into shards, draw the sample.
+
+A plan segment is a numbered record; new images later are the next segment. Ids are dense and in
+sorted-URI order within a segment. The sample is the k smallest hashes of URIs: the same images for
+any sharding, order and worker count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from ckn_scale.config import Settings
+from ckn_scale.errors import InputError
+from ckn_scale.schemas import PLANNED_IMAGES
+from ckn_scale.storage.image_sources import ImageRef, list_images
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder, is_run
+from ckn_scale.storage.shards import DataFile, read_table, write_table
+from ckn_scale.storage.sorted_refs import sort_refs
+
+log = logging.getLogger(__name__)
+
+STAGE, SAMPLE_STAGE = "images", "samples/images"
+SHARDS_PER_FILE = 256
+
+
+@dataclass(frozen=True)
+class PlannedImage:
+    image_id: int
+    uri: str
+    size_bytes: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One frozen list of images."""
+
+    number: int
+    first_id: int
+    num_images: int
+    first_shard: int
+    images_per_shard: int
+    files: tuple[DataFile, ...]
+    sample: DataFile
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_images // self.images_per_shard)
+
+    @staticmethod
+    def from_record(number: int, body: dict[str, Any]) -> Segment:
+        return Segment(
+            number=number,
+            first_id=body["first_id"],
+            num_images=body["num_images"],
+            first_shard=body["first_shard"],
+            images_per_shard=body["images_per_shard"],
+            files=tuple(DataFile(**file) for file in body["files"]),
+            sample=DataFile(**body["sample"]),
+        )
+
+
+def plan_images(
+    run_url: str, settings: Settings, source: str | Sequence[str], keep: Sequence[str] = ()
+) -> RunFolder:
+    """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
+
+    Bad input is refused before anything is written: a source is listed, and found to hold at least
+    one image, before the run folder is made.
+    """
+    refs = None if is_run(run_url) else _list_sorted(source, keep)
+    run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
+    if not read_segments(run):
+        _write_segment(run, settings, 1, 0, 0, refs or _list_sorted(source, keep), source)
+    return run
+
+
+def _list_sorted(source: str | Sequence[str], keep: Sequence[str]) -> Iterator[ImageRef]:
+    refs = sort_refs(list_images(source, keep=keep))
+    first = next(refs, None)
+    if first is None:
+        raise InputError(f"no image in {source}")
+    return chain([first], refs)
+
+
+def read_segments(run: RunFolder) -> list[Segment]:
+    return [Segment.from_record(number, body) for number, body in run.plan.all()]
+
+
+def require_segments(run: RunFolder) -> list[Segment]:
+    segments = read_segments(run)
+    if not segments:
+        raise InputError(f"{run.url} has no plan yet: run `ckn-scale plan IMAGES RUN` first")
+    return segments
+
+
+def count_shards(segments: Sequence[Segment]) -> int:
+    return sum(segment.num_shards for segment in segments)
+
+
+class PlanReader:
+    """Reads the images of a shard; keeps the last file, as shards of one worker lie close together."""
+
+    def __init__(self, run: RunFolder, segments: Sequence[Segment]) -> None:
+        self.run, self.segments = run, segments
+        self._last: tuple[str, pa.Table] | None = None
+
+    def read_shard(self, shard_id: int) -> list[PlannedImage]:
+        return list(iter_images(self.read_table(shard_id)))
+
+    def read_table(self, shard_id: int) -> pa.Table:
+        """The same rows with the user's kept columns."""
+        segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
+        position = shard_id - segment.first_shard
+        table = self._read_file(segment.files[position // SHARDS_PER_FILE])
+        return table.slice((position % SHARDS_PER_FILE) * segment.images_per_shard, segment.images_per_shard)
+
+    def _read_file(self, file: DataFile) -> pa.Table:
+        if self._last is None or self._last[0] != file.path:
+            self._last = (file.path, read_table(self.run.store, file))
+        return self._last[1]
+
+
+def read_sample(run: RunFolder, segments: Sequence[Segment]) -> list[PlannedImage]:
+    """The images everything is learned on: drawn from the first segment, in id order."""
+    return list(iter_images(read_table(run.store, segments[0].sample)))
+
+
+def iter_images(table: pa.Table) -> Iterator[PlannedImage]:
+    columns = [table.column(name).to_pylist() for name in ("image_id", "uri", "size_bytes", "etag")]
+    return (PlannedImage(*row) for row in zip(*columns, strict=True))
+
+
+def _write_segment(
+    run: RunFolder,
+    settings: Settings,
+    number: int,
+    first_id: int,
+    first_shard: int,
+    refs: Iterable[ImageRef],
+    source: str | Sequence[str],
+) -> None:
+    attempt = new_attempt()
+    draw = _SampleDraw(settings.sample.seed, settings.sample.num_images)
+    rows_per_file = settings.plan.images_per_shard * SHARDS_PER_FILE
+    files: list[DataFile] = []
+    next_id = first_id
+    for chunk in _chunks(refs, rows_per_file):
+        table = _make_table(chunk, next_id)
+        draw.add(table)
+        files.append(write_table(run, f"{STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
+        next_id += len(chunk)
+    sample = write_table(run, SAMPLE_STAGE, number, attempt, draw.table())
+    body = {
+        "attempt": attempt,
+        "source": source if isinstance(source, str) else list(source)[:100],
+        "first_id": first_id,
+        "num_images": next_id - first_id,
+        "first_shard": first_shard,
+        "images_per_shard": settings.plan.images_per_shard,
+        "files": [vars(file) for file in files],
+        "sample": vars(sample),
+    }
+    created = run.plan.create(number, body)
+    log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if created.won else "lost")
+
+
+class _SampleDraw:
+    """Keeps the k images of smallest hash while the plan streams by."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.seed, self.count = seed, count
+        self._heap: list[tuple[int, int, tuple[Any, ...]]] = []  # negated, so the largest hash is on top
+
+    def add(self, table: pa.Table) -> None:
+        for row in zip(*(table.column(name).to_pylist() for name in PLANNED_IMAGES.names), strict=True):
+            entry = (-hash_uri(self.seed, row[1]), -row[0], row)
+            if len(self._heap) < self.count:
+                heapq.heappush(self._heap, entry)
+            elif entry > self._heap[0]:
+                heapq.heapreplace(self._heap, entry)
+
+    def table(self) -> pa.Table:
+        rows = sorted(row for _, _, row in self._heap)
+        return pa.table(list(zip(*rows, strict=True)), schema=PLANNED_IMAGES)
+
+
+def hash_uri(seed: int, uri: str) -> int:
+    digest = hashlib.blake2b(
+        uri.encode("utf-8", "surrogateescape"), digest_size=8, salt=seed.to_bytes(8, "little")
+    )
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _make_table(refs: Sequence[ImageRef], first_id: int) -> pa.Table:
+    columns = {
+        "image_id": range(first_id, first_id + len(refs)),
+        "uri": [ref.uri for ref in refs],
+        "size_bytes": [ref.size_bytes for ref in refs],
+        "etag": [ref.etag for ref in refs],
+    }
+    table = pa.table({k: pa.array(v, PLANNED_IMAGES.field(k).type) for k, v in columns.items()})
+    for name in refs[0].columns or {}:
+        table = table.append_column(name, pa.array([(ref.columns or {}).get(name) for ref in refs]))
+    return table
+
+
+def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
+    chunk: list[ImageRef] = []
+    for ref in refs:
+        chunk.append(ref)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

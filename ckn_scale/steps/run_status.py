@@ -1,0 +1,85 @@
+"""How a run stands: shards done per step, images by state, failures. Reads records, changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+
+from ckn_scale.steps.base import Step
+from ckn_scale.steps.build_index import BuildIndex, name_build
+from ckn_scale.steps.certify_index import CertifyIndex
+from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.pipeline import SAMPLING, TRAINING
+from ckn_scale.steps.plan import PlanReader, read_segments
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit, read_table
+
+
+def summarise_run(run: RunFolder) -> dict[str, Any]:
+    """The form that `ckn-scale status --json` prints; scripts rely on `steps` and `images`."""
+    segments = read_segments(run)
+    steps = [] if not segments else [_summarise_step(step) for step in _known_steps(run)]
+    encoded = run.commits(EncodeImages.name).committed() if segments else {}
+    states: Counter[str] = Counter()
+    for commit in encoded.values():
+        states.update(commit.states)
+    latest = run.versions.latest()
+    return {
+        "run": run.url,
+        "steps": steps,
+        "images": {
+            "planned": sum(segment.num_images for segment in segments),
+            "states": dict(sorted(states.items())),
+        },
+        "version": None if latest is None else latest[0],
+        "certificate": None if latest is None else latest[1]["certificate"],
+    }
+
+
+def list_failures(run: RunFolder, state: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every image that could not be used: id, uri, state, reason, in id order."""
+    reader = PlanReader(run, read_segments(run))
+    for shard_id, commit in sorted(run.commits(EncodeImages.name).committed().items()):
+        wanted = sum(n for name, n in commit.states.items() if name != "ok" and state in (None, name))
+        if wanted:
+            yield from _failures_of(run, reader, shard_id, commit, state)
+
+
+def _failures_of(
+    run: RunFolder, reader: PlanReader, shard_id: int, commit: Commit, state: str | None
+) -> Iterator[dict[str, Any]]:
+    table = read_table(run.store, commit.files["vectors"], columns=["image_id", "state", "reason"])
+    uris = {image.image_id: image.uri for image in reader.read_shard(shard_id)}
+    for row in table.filter(pc.not_equal(table.column("state"), "ok")).to_pylist():
+        if state in (None, row["state"]):
+            yield {**row, "uri": uris[row["image_id"]]}
+
+
+def _known_steps(run: RunFolder) -> Iterator[Step]:
+    """The steps whose shards can be counted by now."""
+    kinds: tuple[type[Step], ...] = (*SAMPLING, *TRAINING)
+    for kind in kinds:
+        yield kind(run)
+    yield EncodeImages(run)
+    if run.models.latest() is None:
+        return
+    encode = EncodeImages(run)
+    if len(encode.log.committed()) == len(encode.shard_ids()):
+        params = {"build": name_build(run)}
+        yield BuildIndex(run, params)
+        yield CertifyIndex(run, params)
+
+
+def _summarise_step(step: Step) -> Mapping[str, Any]:
+    commits = step.log.committed()
+    return {
+        "step": step.name,
+        "done": len(commits),
+        "total": len(step.shard_ids()),
+        "seconds": round(sum(commit.seconds for commit in commits.values()), 3),
+        "bytes": sum(file.size_bytes for commit in commits.values() for file in commit.files.values()),
+        "redone": sum(commit.generation > 1 for commit in commits.values()),
+    }
