@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,14 @@ def walk_files(folder: Path, *, recursive: bool = True) -> Iterator[Path]:
                 yield from walk_files(Path(entry.path))
         elif not entry.name.startswith(TEMP_PREFIX):
             yield Path(entry.path)
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file; FileNotFoundError when there is none, or a folder."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(f"{path} is not a file")
+    return status.st_size
 
 
 def _write_durably(path: Path, data: bytes) -> None:

@@ -94,7 +94,7 @@ def is_refused(error: BaseException) -> bool:
 def explain(error: BaseException, where: str) -> BaseException:
     """The error to raise for `error` at `where`: one sentence where the user can act, else as it is."""
     if is_refused(error):
-        return InputError(f"access to {where} was refused ({_one_line(error)}): check the credentials")
+        return InputError(f"access to {where} was refused ({_one_line(error)}): check keys and permissions")
     if isinstance(error, OSError) and error.errno in _FULL_ERRNO:
         return StoreUnfit(f"no room to write {where} ({_one_line(error)}): free space and run again")
     return error

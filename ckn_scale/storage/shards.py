@@ -73,6 +73,7 @@ class ShardLog:
         self.store = store
         self.prefix = prefix
         self.step = step
+        self._known: dict[tuple[int, int], Commit] = {}  # records never change: each is read once
 
     def path(self, shard_id: int, generation: int) -> str:
         return f"{self.prefix}/{shard_id:05d}.{generation}.json"
@@ -128,10 +129,13 @@ class ShardLog:
         return None
 
     def _read(self, shard_id: int, generation: int) -> Commit:
+        if (known := self._known.get((shard_id, generation))) is not None:
+            return known
         path = self.path(shard_id, generation)
         commit = Commit.from_body(read_record(self.store, path), path)
         if (commit.step, commit.shard_id, commit.generation) != (self.step, shard_id, generation):
             raise DataDamaged(f"{path} holds the record of another shard or generation")
+        self._known[(shard_id, generation)] = commit
         return commit
 
 

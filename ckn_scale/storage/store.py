@@ -26,7 +26,7 @@ from ckn_scale.storage.retries import (
 )
 
 SELF_TEST_FOLDER = "self-test"
-_SELF_TEST_WRITERS = 6
+_SELF_TEST_WRITERS = 3
 
 
 class Store:
@@ -187,7 +187,7 @@ class Store:
 
     def _size_once(self, path: str) -> int:
         if self.is_local:
-            return Path(self.address(path)).stat().st_size
+            return local_files.file_size(Path(self.address(path)))
         entry = self.fs.info(self._key(path))
         if entry["type"] != "file":
             raise FileNotFoundError(self.address(path))
