@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import secrets
 import signal
@@ -148,23 +149,31 @@ def _local_resources() -> dict[str, Any]:
 def _running(settings: ServeSettings, host: str, port: int, ray_address: str | None) -> Iterator[None]:
     from ray import serve
 
-    from ckn_scale.serving.deployments import bind_application
     from ckn_scale.serving.local_ray import connect_ray
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with connect_ray(ray_address):
         location = "HeadOnly" if ray_address is None else "EveryNode"
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         options = {"host": host, "port": port}
         serve.start(proxy_location=location, http_options=options, logging_config=quiet)
         try:
-            try:
-                serve.run(bind_application(settings), name=APPLICATION, logging_config=quiet)
-            except RuntimeError as error:
-                raise WorkFailed(f"serving {settings.run_url} could not start: {error}") from error
+            _deploy(settings, quiet)
             yield
         finally:
-            # On a cluster that is not ours, other applications go on.
-            serve.shutdown() if ray_address is None else serve.delete(APPLICATION)
+            # The application alone: on a cluster that is not ours others go on, and ours ends next.
+            serve.delete(APPLICATION)
+
+
+def _deploy(settings: ServeSettings, logging_config: Mapping[str, Any]) -> None:
+    from ray import serve
+
+    from ckn_scale.serving.deployments import bind_application
+
+    try:
+        serve.run(bind_application(settings), name=APPLICATION, logging_config=dict(logging_config))
+    except RuntimeError as error:
+        raise WorkFailed(f"serving {settings.run_url} failed: {error}") from error
 
 
 def _url(host: str, port: int) -> str:

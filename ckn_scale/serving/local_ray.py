@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import ray
 
 OBJECT_STORE_BYTES = 128 * 2**20  # queries and hits are small; nothing large travels
+AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OWN_ENVIRONMENT = {
-    # Ray would write its token into the user's home; ours lives as long as this process.
-    "RAY_AUTH_MODE": "token",
     # Answers come before batch work, so the replicas keep the priority of this process.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -26,7 +25,7 @@ OWN_ENVIRONMENT = {
 def connect_ray(address: str | None) -> Iterator[None]:
     """Ray for the time of the block: our own local cluster for None, else the named one ("auto")."""
     if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield
         finally:
@@ -34,7 +33,8 @@ def connect_ray(address: str | None) -> Iterator[None]:
         return
     # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it.
     folder = tempfile.mkdtemp(prefix="ckn-", dir=_short_temp_folder())
-    with _environment(_own_environment()):
+    _set_token()
+    with _environment(OWN_ENVIRONMENT):
         try:
             _start_local(folder)
             yield
@@ -50,25 +50,28 @@ def _start_local(folder: str) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         _temp_dir=folder,
     )
 
 
-def _own_environment() -> dict[str, str]:
-    wanted = {name: value for name, value in OWN_ENVIRONMENT.items() if name not in os.environ}
-    if "RAY_AUTH_MODE" in wanted:
-        wanted["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return wanted
+def _set_token() -> None:
+    """A token for this process and its children, unless the user chose; Ray would write one into HOME.
+
+    It stays set: Ray remembers the first token it saw for as long as the process lives.
+    """
+    if not any(name in os.environ for name in AUTH_VARIABLES):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    os.environ.update(values)
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in values:
+        for name in added:
             os.environ.pop(name, None)
 
 

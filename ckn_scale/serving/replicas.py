@@ -1,16 +1,17 @@
-"""The work of each serving replica, off the event loop. Plain classes: `deployments.py` puts them on Ray."""
+"""The work of each serving replica, off the event loop. Plain classes: `deployments.py` puts them on Ray.
+
+Only the encoder imports torch, and only where it runs: shard groups stay small.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckn_scale.core.encoder import ImageEncoder
-from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.errors import ImageRejected
-from ckn_scale.search.engine import load_encoder
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.resident import ResidentVersions
@@ -18,11 +19,16 @@ from ckn_scale.serving.router import Box, Encoded, Rejected, ServedVersion
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from ckn_scale.core.encoder import ImageEncoder
+
 
 class EncoderReplica:
     """Turns query images into vectors, with the models of the version that a request pinned."""
 
     def __init__(self, settings: ServeSettings) -> None:
+        from ckn_scale.core.threads import set_compute_threads
+
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
         set_compute_threads(settings.encoder_threads)
@@ -39,6 +45,8 @@ class EncoderReplica:
         return self._encoders.prepare(version)
 
     def _load(self, version: int) -> ImageEncoder:
+        from ckn_scale.search.engine import load_encoder
+
         manifest = open_version(self._run, version).manifest
         return load_encoder(self._run.store, manifest, device=self._settings.device)
 
