@@ -165,10 +165,16 @@ def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: 
 def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of a data file, its sha256 checked; DataDamaged when it is not what was recorded."""
     data = read_data(store, file)
-    table = pq.read_table(pa.BufferReader(data), columns=list(columns) if columns is not None else None)
+    table = decode_table(data, columns)
     if table.num_rows != file.rows:
         raise DataDamaged(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
     return table
+
+
+def decode_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """In the calling thread: Arrow's own threads would still hold the bytes when Python ends, and abort it."""
+    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def encode_table(table: pa.Table) -> bytes:

@@ -26,7 +26,7 @@ from ckn_scale.storage.retries import (
 )
 
 SELF_TEST_FOLDER = "self-test"
-_SELF_TEST_WRITERS = 3
+_SELF_TEST_WRITERS = 2
 
 
 class Store:

@@ -37,3 +37,9 @@ def damage(store):
             store.fs.pipe_file(store.address(path), data)
 
     return replace
+
+
+@pytest.fixture
+def tmp_path_store(tmp_path) -> Store:
+    """A local store, where the kind of store makes no difference."""
+    return Store(tmp_path / "store")

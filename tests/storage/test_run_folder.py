@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ckn_scale.errors import DataDamaged, InputError, RunMismatch, StoreUnfit
+from ckn_scale.storage.records import encode_record
+from ckn_scale.storage.run_folder import RunFolder, is_run
+from ckn_scale.storage.store import Store
+
+SETTINGS = {"encode": {"max_keypoints": 800, "layers": ((3, 64), (2, 256))}, "seed": 0}
+
+
+def test_create_then_open_gives_the_settings(store_url):
+    assert not is_run(store_url)
+    made = RunFolder.create(store_url, SETTINGS, {"numerics": "cpu"})
+    opened = RunFolder.open(store_url)
+    assert is_run(store_url)
+    assert opened.body == made.body
+    assert opened.settings["encode"] == {"max_keypoints": 800, "layers": [[3, 64], [2, 256]]}
+    assert opened.body["numerics"] == "cpu"
+
+
+def test_create_with_equal_settings_opens_the_same_run(store_url):
+    made = RunFolder.create(store_url, SETTINGS)
+    assert RunFolder.create(store_url, SETTINGS).body == made.body
+
+
+def test_create_with_other_settings_names_key_old_and_new(store_url):
+    RunFolder.create(store_url, SETTINGS)
+    other = {"encode": {"max_keypoints": 500, "layers": ((3, 64), (2, 128))}, "extra": True}
+    with pytest.raises(RunMismatch) as caught:
+        RunFolder.create(store_url, other)
+    message = str(caught.value)
+    assert "encode.max_keypoints is 800 there and 500 here" in message
+    assert "encode.layers.1.1 is 256 there and 128 here" in message
+    assert "seed is 0 there and '(not set)' here" in message
+    assert "extra is '(not set)' there and True here" in message
+
+
+def test_open_without_a_run_is_an_input_error(store_url):
+    with pytest.raises(InputError, match=r"is not a run folder: it has no run\.json"):
+        RunFolder.open(store_url)
+
+
+def test_open_refuses_a_damaged_run_record(run, store, damage):
+    damage("run.json", store.read("run.json")[:-10])
+    with pytest.raises(DataDamaged, match=r"run\.json is not a whole record"):
+        RunFolder.open(run.url)
+
+
+def test_open_refuses_another_format(tmp_path):
+    Store(tmp_path).write_new("run.json", encode_record({"format": 99, "settings": {}}))
+    with pytest.raises(RunMismatch, match="run format 99, this version of ckn_scale reads 1"):
+        RunFolder.open(str(tmp_path))
+
+
+def test_create_refuses_memory():
+    with pytest.raises(StoreUnfit):
+        RunFolder.create("memory://run", {})
+
+
+def test_paths_are_those_of_the_design(tmp_path):
+    run = RunFolder.create(str(tmp_path), {})
+    assert run.data_path("vectors", 12, "ab") == "vectors/00012-ab.parquet"
+    assert run.data_path("index", 123456, "ab", "faiss") == "index/123456-ab.faiss"
+    assert run.images_path(1, "ab", 3) == "images/000001-ab/00003.parquet"
+    assert run.index_folder("7", "ab") == "index/7-ab"
+    assert run.commits("encode").path(12, 1) == "commits/encode/00012.1.json"
+    assert [log.path(7) for log in (run.plan, run.models, run.versions)] == [
+        "plan/000007.json",
+        "models/000007.json",
+        "index/000007.json",
+    ]
+
+
+def test_run_pickles(run):
+    copy = pickle.loads(pickle.dumps(run))
+    copy.plan.append({"n": 1})
+    assert run.plan.latest()[0] == 1
+
+
+def test_nonce_is_seen_by_another_opening(run):
+    nonce = run.write_nonce()
+    RunFolder.open(run.url).check_nonce(nonce)
+    run.remove_nonce(nonce)
+
+
+def test_nonce_unseen_names_host_and_path(tmp_path):
+    here = RunFolder.create(str(tmp_path / "here"), {})
+    there = RunFolder.create(str(tmp_path / "there"), {})
+    with pytest.raises(InputError, match=r"host \S+ does not see the run at .*/there"):
+        there.check_nonce(here.write_nonce())
