@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -55,9 +56,6 @@ class SearchRequest(BaseModel):
 
 
 class HitForm(BaseModel):
-    # What users keep beside an image may be bytes, dates or NaN.
-    model_config = ConfigDict(ser_json_bytes="base64", ser_json_inf_nan="null")
-
     image_id: int
     uri: str
     score: float
@@ -171,7 +169,9 @@ def _make_response(answer: SearchAnswer, total_ms: float) -> SearchResponse:
 
 
 def _make_hit(hit: Hit) -> HitForm:
-    return HitForm(image_id=hit.image_id, uri=hit.uri, score=hit.score, columns=hit.columns)
+    # What users keep beside an image may be dates or bytes.
+    columns = to_jsonable_python(hit.columns, bytes_mode="base64")
+    return HitForm(image_id=hit.image_id, uri=hit.uri, score=hit.score, columns=columns)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -1,0 +1,42 @@
+"""A small real run and a real server over it, started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_server import KEY, RunningServer, start_server, stop_server
+
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.core.views import encode_jpeg
+from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
+from ckn_scale.runners.index_images import index_images
+
+
+@pytest.fixture(scope="session")
+def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight photographs and as many distractors, indexed and published with the tiny preset."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name in (*PHOTOS, *DISTRACTORS[:8]):
+        (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
+    run = tmp_path_factory.mktemp("served") / "run"
+    settings = load_settings("tiny", None, ["plan.images_per_shard=4"])
+    index_images(str(folder), str(run), settings, Resources(workers=0), accept=True)
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(photo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two shard groups, keys on, few places, versions looked for often."""
+    running = start_server(
+        tmp_path_factory.mktemp("home"),
+        run_url=str(photo_run),
+        shard_groups=2,
+        api_keys=[KEY],
+        max_in_flight=4,
+        version_poll_s=0.5,
+        shard_timeout_s=1.0,
+    )
+    yield running
+    assert stop_server(running) == 0

@@ -1,0 +1,91 @@
+"""What serve_run and build_app refuse, and that they do so before Ray starts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from synthetic_index import publish_synthetic, random_units
+
+from ckn_scale.errors import InputError, SettingsError
+from ckn_scale.serving.app import build_app, check_port, is_loopback, serve_run
+from ckn_scale.storage.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def run_url(tmp_path_factory):
+    url = tmp_path_factory.mktemp("refused") / "run"
+    publish_synthetic(url, random_units(6), 2)
+    return str(url)
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def test_a_port_in_use_is_refused(run_url, taken_port):
+    with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{taken_port}: the port is in use"):
+        serve_run(run_url, port=taken_port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("203.0.113.7", 8000), ("no-such-host.invalid", 8000), ("127.0.0.1", 70000)]
+)
+def test_addresses_nobody_can_listen_on_are_refused(host, port):
+    with pytest.raises(InputError, match=f"{host}:{port}|between 1 and 65535, got {port}"):
+        check_port(host, port)
+
+
+def test_a_missing_run_and_an_unpublished_one_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is not a run folder"):
+        serve_run(str(tmp_path / "absent"))
+    RunFolder.create(str(tmp_path / "run"), {})
+    with pytest.raises(InputError, match="no published index yet"):
+        serve_run(str(tmp_path / "run"))
+
+
+def test_refusals_need_neither_ray_nor_torch(tmp_path):
+    code = (
+        "import sys\n"
+        "from ckn_scale.errors import InputError\n"
+        "from ckn_scale.serving.app import serve_run\n"
+        "try:\n    serve_run(sys.argv[1])\n"
+        "except InputError as error:\n    print(error)\n"
+        "print(sorted({'ray', 'torch'} & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "absent")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "is not a run folder" in lines[0]
+    assert lines[1:] == ["[]"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_kk": 3}, "max_kk: Extra inputs are not permitted, got 3"),
+        ({"shard_timeout_s": 0}, "shard_timeout_s: Input should be greater than 0, got 0"),
+        ({"shard_groups": 0}, "shard_groups: Input should be greater than or equal to 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused_with_their_value(run_url, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        serve_run(run_url, port=0, **settings)
+
+
+def test_build_app_wants_keys_unless_told_otherwise(run_url, monkeypatch):
+    monkeypatch.delenv("CKN_SCALE_API_KEYS", raising=False)
+    with pytest.raises(InputError, match=r"serving needs keys: set \$CKN_SCALE_API_KEYS"):
+        build_app({"run_url": run_url})
+    with pytest.raises(SettingsError, match="run_urll"):
+        build_app({"run_urll": run_url})
+
+
+def test_is_loopback_knows_addresses_and_names():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))

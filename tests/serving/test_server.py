@@ -1,0 +1,170 @@
+"""A real server: Ray Serve, HTTP, replicas that die."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from running_server import KEY, as_body, query_view, wait_for
+
+from ckn_scale.demo import read_photo
+from ckn_scale.search.engine import open_index
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+
+
+def assert_rejected(answer: httpx.Response, state: str) -> None:
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert (error["code"], error["state"]) == ("image_rejected", state)
+    assert error["reason"] in error["message"]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "PNG")
+    return sink.getvalue()
+
+
+def test_a_view_finds_its_photograph_as_in_this_process(server, photo_run):
+    index = open_index(photo_run)
+    for photo in ("coffee", "astronaut"):
+        body = server.search(query_view(photo), k=5).json()
+        assert Path(body["hits"][0]["uri"]).stem == photo
+        assert (body["partial"], body["coverage"]) == (False, 1.0)
+        assert set(body["timings_ms"]) >= {"encode", "search", "total"}
+        here = index.search(query_view(photo), k=5)
+        assert [hit["image_id"] for hit in body["hits"]] == [hit.image_id for hit in here]
+        assert [hit["score"] for hit in body["hits"]] == pytest.approx([hit.score for hit in here], abs=1e-3)
+
+
+def test_a_box_searches_for_a_part(server):
+    cat, cup = read_photo("chelsea")[:300, :400], read_photo("coffee")[:300, :400]
+    both = png(np.concatenate([cat, cup], axis=1))
+    for box, photo in (([0, 0, 400, 300], "chelsea"), ([400, 0, 800, 300], "coffee")):
+        assert Path(server.search(both, k=1, box=box).json()["hits"][0]["uri"]).stem == photo
+
+
+def test_thumbnails_are_jpegs(server):
+    hit = server.search(query_view("rocket"), k=1).json()["hits"][0]
+    answer = server.client.get(f"/v1/images/{hit['image_id']}/thumbnail")
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert max(Image.open(io.BytesIO(answer.content)).size) <= 96
+    assert server.client.get("/v1/images/123456/thumbnail").json()["error"]["code"] == "not_found"
+
+
+def test_bad_images_are_told_their_state_and_reason(server):
+    photo = query_view("coins")
+    assert_rejected(server.search(b""), "empty")
+    assert_rejected(server.search(b"%PDF-1.7 no image at all"), "unsupported")
+    assert_rejected(server.search(photo[: len(photo) // 2]), "truncated")
+    assert_rejected(server.search(png(np.full((200, 200, 3), 90, np.uint8))), "no_keypoints")
+    assert server.search(photo, box=[5000, 5000, 6000, 6000]).status_code in (400, 422)
+    assert server.search(photo).status_code == 200
+
+
+def test_a_body_beyond_16_mib_is_refused_declared_or_streamed(server):
+    headers = {"content-type": "application/json"}
+
+    def stream():
+        for _ in range(20):
+            yield b"x" * 2**20
+
+    for content in (b"x" * (17 * 2**20), stream()):
+        try:
+            answer = server.client.post("/v1/search", content=content, headers=headers)
+        except (httpx.WriteError, httpx.ReadError):
+            continue  # the server hung up while the client was still sending: refused as well
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
+    assert server.client.get("/healthz").status_code == 200
+
+
+def test_without_the_key_nothing_is_told(server):
+    with httpx.Client(base_url=server.url) as stranger:
+        answer = stranger.post("/v1/search", json=as_body(query_view("coffee")))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+        assert stranger.get("/v1/images/0/thumbnail").status_code == 401
+        assert stranger.get("/healthz").status_code == 200
+        assert stranger.get("/readyz").json()["ready"]
+        assert stranger.get("/", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_too_many_at_once_are_asked_to_come_back(server):
+    image = query_view("coffee")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: server.search(image, k=1), range(16)))
+    codes = {answer.status_code for answer in answers}
+    assert codes == {200, 429}
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == "too_busy"
+
+
+def test_a_killed_shard_group_gives_partial_answers_until_it_is_back(server):
+    image = query_view("coffee")
+
+    def kill_and_search():
+        victim = wait_for(lambda: server.find_replica("shards-1"), "the replica of shards-1")
+        os.kill(victim, signal.SIGKILL)
+        return server.search(image, k=20).json()
+
+    # Serve may replace it within the shard timeout; then the answer is whole, and we kill again.
+    body = wait_for(lambda: next((b for b in [kill_and_search()] if b["partial"]), None), "a partial answer")
+    assert 0 < body["coverage"] < 1
+    assert len(body["hits"]) == round(16 * body["coverage"])
+    wait_for(lambda: not server.search(image, k=1).json()["partial"], "a whole answer again")
+    assert server.client.get("/readyz").status_code == 200
+
+
+def test_a_shard_group_that_hangs_is_left_out_until_it_answers(server):
+    image = query_view("coffee")
+    victim = wait_for(lambda: server.find_replica("shards-0"), "the replica of shards-0")
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        body = server.search(image, k=20).json()
+        assert body["partial"]
+        assert body["timings_ms"]["search"] < 3000
+        strict = server.search(image, strict=True)
+        assert (strict.status_code, strict.json()["error"]["code"]) == (503, "unavailable")
+        assert server.client.get("/readyz").json()["not_ready"] == ["shards-0"]
+    finally:
+        os.kill(victim, signal.SIGCONT)
+    wait_for(lambda: not server.search(image, k=1).json()["partial"], "a whole answer again")
+    assert server.find_replica("shards-0") == victim
+
+
+def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, photo_run):
+    run = RunFolder.open(str(photo_run))
+    number, record = run.versions.latest()
+    image = query_view("coffee")
+    assert server.search(image, k=1).json()["version"] == number
+    published = run.versions.append({**_content(record), "attempt": new_attempt()})
+    seen = set()
+    ends = time.monotonic() + 60
+    while published not in seen and time.monotonic() < ends:
+        answer = server.search(image, k=1)
+        assert answer.status_code == 200
+        assert not answer.json()["partial"]
+        seen.add(answer.json()["version"])
+    assert seen <= {number, published}
+    assert published in seen
+
+
+def _content(record):
+    return {key: record[key] for key in ("build", "manifest", "manifest_sha256", "certificate")}
+
+
+def test_the_key_is_not_kept_in_the_servers_files(server):
+    for log in Path("/tmp").glob("ckn-*/session_*/logs/**/*"):
+        if log.is_file():
+            assert KEY.encode() not in log.read_bytes()
