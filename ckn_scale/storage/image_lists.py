@@ -78,13 +78,13 @@ def _read_csv(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
 def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
     with file.open() as handle:
         try:
-            table = pq.ParquetFile(handle)
+            table = pq.ParquetFile(handle, pre_buffer=False)
         except pa.ArrowInvalid as error:
             raise InputError(f"{file.url} is not a Parquet file: {error}") from error
         texts = [field.name for field in table.schema_arrow if _is_text(field.type)]
         column = _uri_column(texts, file.url)
         check_kept(keep, table.schema_arrow.names, file.url)
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column, *keep]):
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column, *keep], use_threads=False):
             yield from _parquet_rows(batch.to_pylist(), column, keep, file.url)
 
 

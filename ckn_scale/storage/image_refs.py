@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ckn_scale.errors import InputError
+
 _EXTENSIONS = "jpg jpeg jpe jfif png webp bmp tif tiff gif ppm pgm avif heic heif"
 IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 
 
-@dataclass(frozen=True)
+class BrokenContainer(InputError):
+    """A tar or Parquet file that is not whole: bad input when it is listed, corrupt images when it is read."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRef:
     """One image: where it is, and what tells this content from another."""
 

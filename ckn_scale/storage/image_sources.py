@@ -10,13 +10,15 @@ shard.parquet      image bytes in a column: `shard.parquet#00000012`, the row
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.storage import image_lists, image_tables, tar_members
 from ckn_scale.storage.filesystems import normalise_url
-from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, ImageRef, extension
+from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
 from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is_glob, stat_input
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
@@ -25,6 +27,7 @@ __all__ = ["IMAGE_EXTENSIONS", "ImageRef", "list_images", "read_image"]
 _CONTAINER = re.compile(r"(?P<file>.+\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE)
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _READ_RETRY = RetryPolicy(attempts=6)
+_TARS_AHEAD = 8
 Lister = Callable[[InputFile, Sequence[str]], Iterator[ImageRef]]
 
 
@@ -49,6 +52,12 @@ def read_image(uri: str, *, etag: str = "") -> bytes:
         return call_with_retries(lambda: _read_once(uri, etag), _READ_RETRY, uri)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise ImageRejected("missing", f"{uri} does not exist") from error
+    except BrokenContainer as error:
+        raise ImageRejected("corrupt", str(error)) from error
+    except Exception as error:
+        if isinstance(status := getattr(error, "status", None), int) and 400 <= status < 500:
+            raise ImageRejected("missing", f"{uri} was answered with HTTP {status}") from error
+        raise
 
 
 def _read_once(uri: str, etag: str) -> bytes:
@@ -78,8 +87,7 @@ def _list_by_form(source: str, keep: Sequence[str]) -> Iterator[ImageRef]:
     if entry is None and not is_glob(source):
         raise InputError(f"{source} does not exist")
     files = find_files(normalise_url(source)) if entry is not None else expand_glob(source)
-    for file in files:
-        yield from _list_found_file(file, keep)
+    yield from _list_found_files(files, keep)
 
 
 def _list_named_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
@@ -94,19 +102,44 @@ def _list_named_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]
         "parquet": _list_parquet,
         "pq": _list_parquet,
     }
-    lister = kinds.get(extension(file.url))
-    return lister(file, keep) if lister else iter([file.to_ref()])
+    return kinds.get(extension(file.url), _list_single)(file, keep)
+
+
+def _list_found_files(files: Iterable[InputFile], keep: Sequence[str]) -> Iterator[ImageRef]:
+    """Files met in a folder or glob: images, tar members, rows with bytes; the rest is passed over.
+
+    Tars are scanned by threads, a bounded number ahead, because a scan waits for the store.
+    """
+    scans: deque[Future[list[ImageRef]]] = deque()
+    with ThreadPoolExecutor(_TARS_AHEAD) as pool:
+        for file in files:
+            if extension(file.url) == "tar":
+                scans.append(pool.submit(_scan_tar, file, keep))
+                if len(scans) >= _TARS_AHEAD:
+                    yield from scans.popleft().result()
+            else:
+                yield from _list_found_file(file, keep)
+        while scans:
+            yield from scans.popleft().result()
+
+
+def _scan_tar(file: InputFile, keep: Sequence[str]) -> list[ImageRef]:
+    return list(tar_members.list_members(file, keep))
 
 
 def _list_found_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
-    """A file met in a folder or glob: images, tar members, rows with bytes; anything else is passed over."""
     kind = extension(file.url)
     if kind in IMAGE_EXTENSIONS:
-        yield file.to_ref()
-    elif kind == "tar":
-        yield from tar_members.list_members(file, keep)
-    elif kind in ("parquet", "pq") and image_tables.has_image_bytes(file):
-        yield from image_tables.list_rows(file, keep)
+        return _list_single(file, keep)
+    if kind in ("parquet", "pq") and image_tables.has_image_bytes(file):
+        return image_tables.list_rows(file, keep)
+    return iter(())
+
+
+def _list_single(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
+    if keep:
+        raise InputError(f"{file.url} is an image file and has no columns to keep, got {', '.join(keep)}")
+    return iter([file.to_ref()])
 
 
 def _list_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:

@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.errors import ImageRejected
 from ckn_scale.storage.image_lists import check_kept, resolve
-from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.image_refs import BrokenContainer, ImageRef
 from ckn_scale.storage.input_files import InputFile
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 BYTES_COLUMNS = ("jpg", "jpeg", "png", "webp", "image", "img", "image_bytes", "bytes", "content", "data")
 _ROWS_AT_ONCE = 8192
-_GROUPS_KEPT = 4
+_BYTES_KEPT = 256 << 20  # of decoded row groups; the last one stays whatever its size
 _groups: OrderedDict[tuple[str, int], tuple[int, pa.ChunkedArray]] = (
     OrderedDict()
 )  # (file, group) → first row, images
-_lock = threading.Lock()
+_lock = threading.Lock()  # held while a group is read: the threads beside want the same one
 
 
 def has_image_bytes(file: InputFile) -> bool:
@@ -41,7 +41,7 @@ def list_rows(file: InputFile, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
                 yield ImageRef(_row_uri(file, row), etag=file.etag)
             return
         row = 0
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=list(keep)):
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=list(keep), use_threads=False):
             for columns in batch.to_pylist():
                 yield ImageRef(_row_uri(file, row), etag=file.etag, columns=columns)
                 row += 1
@@ -68,18 +68,23 @@ def _row_group(file: InputFile, row: int) -> tuple[int, pa.ChunkedArray]:
         for (url, _), (first, images) in _groups.items():
             if url == file.url and first <= row < first + len(images):
                 return first, images
+        number, first, images = _read_group(file, row)
+        _groups[(file.url, number)] = (first, images)
+        while len(_groups) > 1 and sum(images.nbytes for _, images in _groups.values()) > _BYTES_KEPT:
+            _groups.popitem(last=False)
+        return _groups[(file.url, number)]
+
+
+def _read_group(file: InputFile, row: int) -> tuple[int, int, pa.ChunkedArray]:
+    """(number, first row, images) of a row group, from the file."""
     with file.open() as handle:
         table = _open_table(file, handle)
         number, first = _find_group(table, row, file.url)
         column = _image_column(table.schema_arrow)
         if column is None:
             raise ImageRejected("missing", f"{file.url} has no column of image bytes")
-        images = table.read_row_group(number, columns=[column]).column(column)
-    with _lock:
-        _groups[(file.url, number)] = (first, images)
-        while len(_groups) > _GROUPS_KEPT:
-            _groups.popitem(last=False)
-    return first, images
+        images = table.read_row_group(number, columns=[column], use_threads=False).column(column)
+    return number, first, images
 
 
 def _find_group(table: Any, row: int, where: str) -> tuple[int, int]:
@@ -114,6 +119,6 @@ def _row_uri(file: InputFile, row: int) -> str:
 
 def _open_table(file: InputFile, handle: Any) -> Any:
     try:
-        return call_with_retries(lambda: pq.ParquetFile(handle), RetryPolicy(), file.url)
+        return call_with_retries(lambda: pq.ParquetFile(handle, pre_buffer=False), RetryPolicy(), file.url)
     except pa.ArrowInvalid as error:
-        raise InputError(f"{file.url} is not a Parquet file: {error}") from error
+        raise BrokenContainer(f"{file.url} is not a Parquet file: {error}") from error

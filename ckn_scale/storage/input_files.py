@@ -121,7 +121,17 @@ def _walk_local(folder: str) -> Iterator[InputFile]:
                 if entry.is_dir():
                     waiting.append(entry.path)
                 elif (file := _stat_local(entry.path)) is not None:
-                    yield file
+                    yield _named_in_utf8(file)
+
+
+def _named_in_utf8(file: InputFile) -> InputFile:
+    try:
+        file.url.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the name of {file.url!r} is not UTF-8, so nothing can record it: rename it"
+        ) from error
+    return file
 
 
 def _walk_s3(protocol: str, path: str) -> Iterator[InputFile]:

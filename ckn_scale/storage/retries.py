@@ -20,7 +20,7 @@ from ckn_scale.errors import InputError, StoreUnfit, TransientStoreError
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-_TRANSIENT_STATUS = {408, 409, 425, 429}  # and every 5xx but 501, 505
+_TRANSIENT_STATUS = {408, 409, 425, 429}
 _TRANSIENT_CODES = {"RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 _TRANSIENT_ERRNO = {
     errno.EAGAIN,
@@ -123,6 +123,8 @@ def wait_or_give_up(delays_s: Iterator[float], error: BaseException, where: str)
 
 def _by_http_answer(error: BaseException) -> bool | None:
     """The verdict of the HTTP answer behind the error; None where there is none."""
+    if isinstance(status := getattr(error, "status", None), int):  # aiohttp's
+        return _is_transient_status(status)
     response: Any = None
     for candidate in (error, error.__cause__):
         response = response or getattr(candidate, "response", None)
@@ -130,9 +132,11 @@ def _by_http_answer(error: BaseException) -> bool | None:
         return None
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = response.get("Error", {}).get("Code", "")
-    if status in (501, 505):
-        return False
-    return status >= 500 or status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+    return _is_transient_status(status) or code in _TRANSIENT_CODES
+
+
+def _is_transient_status(status: int) -> bool:
+    return (status >= 500 and status not in (501, 505)) or status in _TRANSIENT_STATUS
 
 
 def _class_names(error: BaseException) -> set[str]:

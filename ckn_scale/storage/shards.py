@@ -172,7 +172,7 @@ def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = Non
 
 
 def decode_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """In the calling thread: Arrow's own threads would still hold the bytes when Python ends, and abort it."""
+    """In the calling thread: Arrow's own would still hold the bytes when Python ends, and abort it."""
     file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
     return file.read(columns=None if columns is None else list(columns), use_threads=False)
 

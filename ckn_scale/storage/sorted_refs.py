@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def sort_refs(
-    refs: Iterable[ImageRef], *, run_rows: int = 500_000, temp_dir: str | Path | None = None
+    refs: Iterable[ImageRef], *, run_rows: int = 200_000, temp_dir: str | Path | None = None
 ) -> Iterator[ImageRef]:
     """The images in the order of their URIs (by code point); of equal URIs the first one given stays.
 
@@ -58,7 +58,7 @@ def _write_run(path: Path, run: list[ImageRef]) -> Path:
 
 def _read_run(path: Path) -> Iterator[ImageRef]:
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_ROWS_AT_ONCE):
+        for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
             for uri, size_bytes, etag, columns in zip(
                 *(column.to_pylist() for column in batch.columns), strict=True
             ):

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pyarrow as pa
+import pytest
+from image_files import image_bytes, parquet_bytes, tar_bytes, webdataset_bytes, write_all
+
+from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
+from ckn_scale.storage import image_sources, input_files
+from ckn_scale.storage.image_sources import list_images, read_image
+from ckn_scale.storage.retries import RetryPolicy
+
+
+def uris(source, **options) -> list[str]:
+    return sorted(ref.uri for ref in list_images(source, **options))
+
+
+@pytest.fixture
+def folder(store):
+    names = ["a.jpg", "b/c.PNG", "b/d/e.webp", "b/notes.md", "list.json", "no_extension", "b/äö #1.jpeg"]
+    write_all(store, {name: image_bytes(i) for i, name in enumerate(names)})
+    return store
+
+
+IMAGES = ["a.jpg", "b/c.PNG", "b/d/e.webp", "b/äö #1.jpeg"]
+
+
+def test_folder_lists_images_below_it(folder):
+    assert uris(folder.url) == [f"{folder.url}/{name}" for name in IMAGES]
+    assert uris(f"{folder.url}/b/") == [f"{folder.url}/{name}" for name in IMAGES[1:]]
+
+
+def test_folder_tells_size_and_etag(folder):
+    ref = next(ref for ref in list_images(folder.url) if ref.uri.endswith("a.jpg"))
+    assert ref.size_bytes == len(image_bytes(0))
+    assert ref.etag
+    assert ref.columns is None
+    assert read_image(ref.uri) == image_bytes(0)
+
+
+def test_every_listed_image_can_be_read(folder):
+    assert sorted(read_image(uri) for uri in uris(folder.url)) == sorted(image_bytes(i) for i in (0, 1, 2, 6))
+
+
+def test_glob_lists_what_matches(folder):
+    assert uris(f"{folder.url}/*.jpg") == [f"{folder.url}/a.jpg"]
+    assert uris(f"{folder.url}/b/**/*.webp") == [f"{folder.url}/b/d/e.webp"]
+    assert uris(f"{folder.url}/[b]") == [
+        f"{folder.url}/{name}" for name in IMAGES[1:]
+    ]  # a folder that matches
+
+
+def test_single_file_is_kept_whatever_its_name(folder):
+    assert uris(f"{folder.url}/no_extension") == [f"{folder.url}/no_extension"]
+
+
+def test_several_sources_follow_each_other(folder):
+    assert uris([f"{folder.url}/a.jpg", f"{folder.url}/b/d"]) == [
+        f"{folder.url}/a.jpg",
+        f"{folder.url}/b/d/e.webp",
+    ]
+
+
+def test_large_folder_comes_page_by_page(s3, monkeypatch):
+    from ckn_scale.storage.store import Store
+
+    store = Store(s3.url("pages"))
+    write_all(store, {f"{i}.jpg": b"x" for i in range(7)})
+    fs = store.fs
+    call = fs.call_s3
+
+    def small_pages(method, **options):
+        return call(method, MaxKeys=3, **options)
+
+    monkeypatch.setattr(fs, "call_s3", small_pages)
+    assert uris(store.url) == [f"{store.url}/{i}.jpg" for i in range(7)]
+
+
+def test_loop_of_links_ends(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").write_bytes(b"x")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "a" / "dangling.jpg").symlink_to(tmp_path / "nothing")
+    assert uris(str(tmp_path / "a")) == [str(tmp_path / "a" / "x.jpg")]
+
+
+def test_file_name_with_glob_signs_is_a_file(tmp_path):
+    (tmp_path / "a[1].jpg").write_bytes(b"x")
+    assert uris(str(tmp_path / "a[1].jpg")) == [str(tmp_path / "a[1].jpg")]
+
+
+def test_name_that_is_not_utf8_is_named(tmp_path):
+    with open(bytes(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="is not UTF-8"):
+        uris(str(tmp_path))
+
+
+def test_text_list_keeps_everything_it_names(store):
+    lines = [
+        "# my images",
+        "",
+        "a.jpg",
+        "sub/odd name.bin  ",
+        "s3://bucket/key.jpg",
+        "/abs/x.png",
+        "https://h/i?w=1",
+    ]
+    store.write_new("lists/images.txt", "\r\n".join(lines).encode())
+    assert [ref.uri for ref in list_images(f"{store.url}/lists/images.txt")] == [
+        f"{store.url}/lists/a.jpg",
+        f"{store.url}/lists/sub/odd name.bin",
+        "s3://bucket/key.jpg",
+        "/abs/x.png",
+        "https://h/i?w=1",
+    ]
+
+
+def test_list_of_tars_means_their_members(store):
+    write_all(store, {"list.txt": b"0.tar\n1.tar\n", "0.tar": webdataset_bytes(range(2)),
+                      "1.tar": webdataset_bytes(range(2, 3))})  # fmt: skip
+    assert uris(f"{store.url}/list.txt") == [
+        f"{store.url}/0.tar#000000000.jpg",
+        f"{store.url}/0.tar#000000001.jpg",
+        f"{store.url}/1.tar#000000002.jpg",
+    ]
+
+
+@pytest.mark.parametrize("column", ["uri", "URL", "path", "image_path", "Filename"])
+def test_csv_list_finds_its_column_and_keeps_others(store, column):
+    text = f'title,{column},price\n"a, b",x.jpg,3\nü,/abs/y.jpg,\n,,\n'
+    store.write_new("list.csv", b"\xef\xbb\xbf" + text.encode())
+    assert [
+        (ref.uri, ref.columns) for ref in list_images(f"{store.url}/list.csv", keep=["title", "price"])
+    ] == [
+        (f"{store.url}/x.jpg", {"title": "a, b", "price": "3"}),
+        ("/abs/y.jpg", {"title": "ü", "price": ""}),
+    ]
+
+
+def test_tsv_list(store):
+    store.write_new("list.tsv", b"path\ttag\nx.jpg\tq\n")
+    assert [ref.columns for ref in list_images(f"{store.url}/list.tsv", keep=["tag"])] == [{"tag": "q"}]
+
+
+def test_parquet_list_finds_its_column_and_keeps_others(store):
+    table = pa.table({"id": [7, 8, 9], "url": ["https://h/a", None, "b.jpg"], "caption": ["x", "y", None]})
+    store.write_new("list.parquet", parquet_bytes(table))
+    assert [
+        (ref.uri, ref.columns) for ref in list_images(f"{store.url}/list.parquet", keep=["id", "caption"])
+    ] == [
+        ("https://h/a", {"id": 7, "caption": "x"}),
+        (f"{store.url}/b.jpg", {"id": 9, "caption": None}),
+    ]
+
+
+def test_folder_of_all_kinds(store):
+    """img2dataset's output: tars with a Parquet of descriptions beside each, which names no image."""
+    described = pa.table({"url": ["https://h/a"], "caption": ["x"]})
+    rows = pa.table({"jpg": [image_bytes(0)]})
+    write_all(store, {"0.tar": webdataset_bytes(range(1)), "0.parquet": parquet_bytes(described),
+                      "rows/0.parquet": parquet_bytes(rows), "0.json": b"{}", "x.jpg": b"x"})  # fmt: skip
+    assert uris(store.url) == sorted(
+        [f"{store.url}/0.tar#000000000.jpg", f"{store.url}/rows/0.parquet#00000000", f"{store.url}/x.jpg"]
+    )
+
+
+BAD_INPUTS = {
+    "text.txt": (b"\xff\xfe\x00binary\x80", "is not a text list"),
+    "blank.txt": (b"\n# nothing\n", "there is no image in"),
+    "zero.txt": (b"", "there is no image in"),
+    "zero.csv": (b"", "has no column of image URIs"),
+    "columns.csv": (b"a,b\n1,2\n", "its text columns are a, b"),
+    "binary.csv": (b"path\n\xff\xfe\n", "is not a text list"),
+    "bad.parquet": (b"PAR1 not really", "is not a Parquet file"),
+    "zero.parquet": (b"", "is not a Parquet file"),
+    "numbers.parquet": (parquet_bytes(pa.table({"x": [1]})), "its text columns are none"),
+    "norows.parquet": (parquet_bytes(pa.table({"jpg": pa.array([], pa.binary())})), "there is no image in"),
+    "bad.tar": (b"not a tar" * 200, "is not a whole tar file"),
+    "zero.tar": (b"", "is not a whole tar file"),
+    "cut.tar": (webdataset_bytes(range(40))[:20000], "is not a whole tar file"),
+    "text.tar": (tar_bytes({"a.txt": b"x"}), "there is no image in"),
+    "gzip.tar.gz": (b"\x1f\x8b", "is a compressed tar"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_input_is_an_input_error(store, name):
+    data, message = BAD_INPUTS[name]
+    store.write_new(name, data)
+    with pytest.raises(InputError, match=message):
+        uris(f"{store.url}/{name}")
+
+
+@pytest.mark.parametrize(
+    "source", ["none.txt", "none/", "none.jpg", "none.tar", "none/*.jpg", "no*", "none.parquet"]
+)
+def test_missing_source_is_an_input_error(store, source):
+    store.write_new("other", b"x")
+    with pytest.raises(InputError, match=r"does not exist|no file matches"):
+        uris(f"{store.url}/{source}")
+
+
+def test_folder_without_images_is_an_input_error(store):
+    store.write_new("docs/a.md", b"x")
+    with pytest.raises(InputError, match="there is no image in"):
+        uris(f"{store.url}/docs")
+
+
+def test_no_source_is_an_input_error():
+    with pytest.raises(InputError, match="no images were named"):
+        uris([])
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "list.txt", "list.csv", "list.parquet", "rows.parquet", "0.tar"])
+def test_column_that_is_not_there_is_an_input_error(tmp_path_store, name):
+    store = tmp_path_store
+    write_all(store, {"a.jpg": b"x", "list.txt": b"a.jpg\n", "list.csv": b"path\na.jpg\n",
+                      "list.parquet": parquet_bytes(pa.table({"path": ["a.jpg"]})),
+                      "rows.parquet": parquet_bytes(pa.table({"jpg": [b"x"]})),
+                      "0.tar": webdataset_bytes(range(2))})  # fmt: skip
+    with pytest.raises(InputError, match="colour"):
+        uris(f"{store.url}/{name}", keep=["colour"])
+
+
+def test_wrong_credentials_while_listing_are_one_sentence(s3, monkeypatch):
+    url = s3.url("x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    for source in (url, f"{url}/*.jpg", f"{url}/list.txt"):
+        with pytest.raises(InputError, match="refused"):
+            uris(source)
+
+
+def test_read_image_of_a_gone_file_is_missing(store):
+    for name in ("gone.jpg", "gone/gone.jpg", "gone.tar#a.jpg", "gone.parquet#00000000"):
+        with pytest.raises(ImageRejected) as caught:
+            read_image(f"{store.url}/{name}")
+        assert caught.value.state == "missing"
+
+
+@pytest.mark.parametrize("name", ["0.tar#a.jpg", "0.parquet#00000000"])
+def test_read_image_in_a_broken_container_is_corrupt(store, name):
+    store.write_new(name.partition("#")[0], b"broken " * 100)
+    with pytest.raises(ImageRejected) as caught:
+        read_image(f"{store.url}/{name}")
+    assert caught.value.state == "corrupt"
+
+
+def test_read_image_with_a_failing_store_is_transient(tmp_path, monkeypatch):
+    def fail(self):
+        raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(image_sources, "_READ_RETRY", RetryPolicy(attempts=3, first_delay_s=0))
+    monkeypatch.setattr(input_files.InputFile, "read", fail)
+    with pytest.raises(TransientStoreError, match="ConnectionResetError"):
+        read_image(str(tmp_path / "a.jpg"))
+
+
+def test_read_image_over_http(monkeypatch):
+    monkeypatch.setattr(image_sources, "_READ_RETRY", RetryPolicy(attempts=3, first_delay_s=0))
+
+    class Answers(BaseHTTPRequestHandler):
+        failures = 2
+
+        def do_GET(self):
+            status = {"/a.jpg": 200, "/gone.jpg": 404, "/private.jpg": 403, "/broken.jpg": 500}.get(
+                self.path, 200
+            )
+            if self.path == "/flaky.jpg" and Answers.failures:
+                Answers.failures -= 1
+                status = 503
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"image")
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        root = f"http://127.0.0.1:{server.server_port}"
+        assert read_image(f"{root}/a.jpg") == b"image"
+        assert read_image(f"{root}/flaky.jpg") == b"image"
+        for name in ("gone", "private"):
+            with pytest.raises(ImageRejected, match="missing"):
+                read_image(f"{root}/{name}.jpg")
+        with pytest.raises(TransientStoreError):
+            read_image(f"{root}/broken.jpg")
+    finally:
+        server.shutdown()
+        server.server_close()
