@@ -244,6 +244,23 @@ def serve(
     )
 
 
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where it works; made anew.")] = Path("demo-out"),
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    once: Annotated[bool, typer.Option("--once", help="End by itself after the queries.")] = False,
+) -> None:
+    """Index, serve and query a small photo set: the whole path, with a page to try at the end.
+
+    \b
+    ckn-scale demo --once
+    """
+    from ckn_scale.demo import run_demo
+
+    if not run_demo(folder, port=port, once=once, say=lambda line: print(line, flush=True)):
+        raise typer.Exit(1)
+
+
 def _read_keys(path: Path | None) -> list[str]:
     if path is None:
         return []

@@ -22,7 +22,7 @@ class ProgressLine:
 
     def __call__(self, progress: Progress) -> None:
         ended = progress.done >= progress.total
-        if self._quiet or (ended and progress.step in self._finished):
+        if self._quiet or progress.total == 0 or (ended and progress.step in self._finished):
             return
         now = time.monotonic()
         every_s = LIVE_EVERY_S if self._live else PLAIN_EVERY_S
@@ -54,5 +54,5 @@ def format_progress(progress: Progress) -> str:
         left_s = progress.seconds / progress.done * (progress.total - progress.done)
         line += f"  about {left_s:.0f} s left"
     elif progress.done >= progress.total:
-        line += f"  {progress.seconds:.1f} s" if progress.seconds >= 0.05 else "  done before"
+        line += f"  {progress.seconds:.1f} s" if progress.seconds > 0 else "  done before"
     return line

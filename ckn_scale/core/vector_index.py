@@ -88,6 +88,10 @@ class VectorIndex:
                 return positions[0]
             wanted *= 2
 
+    def vector(self, position: int) -> np.ndarray:
+        """The (D,) float32 vector of the row whose id is `ids[position]`."""
+        return self._vectors.reconstruct(position)
+
     def to_bytes(self) -> bytes:
         """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
         return import_faiss().serialize_index(self._index).tobytes()

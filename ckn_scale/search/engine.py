@@ -41,8 +41,9 @@ class Index:
     def __len__(self) -> int:
         return self._shards.rows
 
-    def __contains__(self, image_id: int) -> bool:
-        return image_id in self._shards
+    def vector(self, image_id: int) -> np.ndarray | None:
+        """The (D,) vector of an indexed image, None when there is none."""
+        return self._shards.vector(image_id)
 
     def search(
         self, image: str | Path | bytes | np.ndarray, k: int = 10, box: Box | None = None

@@ -59,8 +59,13 @@ class ShardGroup:
     def rows(self) -> int:
         return sum(shard.index.rows for shard in self._shards)
 
-    def __contains__(self, image_id: int) -> bool:
-        return any(shard.position(image_id) is not None for shard in self._shards)
+    def vector(self, image_id: int) -> np.ndarray | None:
+        """The (D,) vector of an image; None when it is not in this group."""
+        for shard in self._shards:
+            position = shard.position(image_id)
+            if position is not None:
+                return shard.index.vector(position)
+        return None
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
         """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from ckn_scale import schemas
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
+from ckn_scale.core.specs import ReductionSpec
 from ckn_scale.steps.base import ShardResult, WorkerSettings
 from ckn_scale.steps.encode_images import read_vector_column
 from ckn_scale.steps.model_parts import encoder_part, find_models, load_parts
@@ -20,9 +22,20 @@ from ckn_scale.storage.shards import read_table
 STAGE = "samples/vlads"
 
 
+def supported_dim(num_images: int, spec: ReductionSpec) -> int | None:
+    """How many whitened dimensions a sample supports; None: keep the VLAD as it is."""
+    dim = min(spec.dim, int(num_images / spec.images_per_dim))
+    return dim if dim >= spec.min_dim else None
+
+
 class SampleVlads(SampledImagesStep):
     name = "sample_vlads"
-    sections = ("images", "keypoints", "patches", "sample", "channels", "training", "vlad")
+    sections = ("images", "keypoints", "patches", "sample", "channels", "training", "vlad", "reduction")
+
+    def shard_ids(self) -> Sequence[int]:
+        """None at all when so few images were sampled that there is nothing to learn from them."""
+        spec = self.settings.reduction
+        return super().shard_ids() if supported_dim(len(self.sample), spec) is not None else range(0)
 
     @cached_property
     def encoder(self) -> ImageEncoder:
@@ -47,4 +60,4 @@ def read_vlads(run: RunFolder) -> np.ndarray:
     """(N, D) float16, in image order."""
     commits = sorted(run.commits(SampleVlads.name).committed().items())
     tables = [read_table(run.store, commit.files[STAGE]) for _, commit in commits]
-    return np.concatenate([read_vector_column(table) for table in tables])
+    return np.concatenate([read_vector_column(table) for table in tables]) if tables else np.empty((0, 0))

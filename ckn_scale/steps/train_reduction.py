@@ -8,34 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckn_scale.core.projection import fit_projection
-from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
+from ckn_scale.core.specs import ProjectionSpec
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.model_parts import save_result
-from ckn_scale.steps.sample_vlads import SampleVlads, read_vlads
+from ckn_scale.steps.sample_vlads import SampleVlads, read_vlads, supported_dim
 
 log = logging.getLogger(__name__)
 
 
-def supported_dim(num_images: int, vlad_dim: int, spec: ReductionSpec) -> int | None:
-    """How many whitened dimensions the sample supports; None: keep the VLAD as it is."""
-    dim = min(spec.dim, int(num_images / spec.images_per_dim))
-    return dim if spec.min_dim <= dim < vlad_dim else None
-
-
 class TrainReduction(Step):
     name = "train_reduction"
-    sections = (*SampleVlads.sections, "reduction")
+    sections = SampleVlads.sections
 
     def shard_ids(self) -> Sequence[int]:
         return range(1)
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         vlads = read_vlads(self.run)
-        dim = supported_dim(len(vlads), vlads.shape[1], self.settings.reduction)
-        if dim is None:
+        dim = supported_dim(len(vlads), self.settings.reduction)
+        if dim is None or dim >= vlads.shape[1]:
             log.info("%d sampled images support no reduction: the VLAD is kept", len(vlads))
-            facts = {"identity": True, "dim": vlads.shape[1]}
-            return save_result(self.run, "reduction", {"format": np.array([1], np.int32)}, facts)
+            return save_result(self.run, "reduction", {"format": np.array([1], np.int32)}, {"identity": True})
         spec = ProjectionSpec(dim=dim, whitening=1.0, num_descriptors=len(vlads))
         arrays, facts = fit_projection(vlads.astype(np.float32), spec).to_arrays()
         return save_result(self.run, "reduction", arrays, {**facts, "identity": False}, dim=dim)
