@@ -114,7 +114,8 @@ def _add_routes(app: FastAPI, router: SearchRouter) -> None:
     @app.get("/readyz", responses=_errors(503))
     async def readyz() -> JSONResponse:
         missing = await router.check_ready()
-        body = {"ready": not missing, "version": router.version.number, "not_ready": missing}
+        version = router.version
+        body = {"ready": not missing, "version": version.number, "images": version.rows, "not_ready": missing}
         return JSONResponse(body, status_code=503 if missing else 200)
 
     @app.get("/", include_in_schema=False)

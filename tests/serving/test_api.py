@@ -299,7 +299,7 @@ def test_thumbnails_come_from_the_group_that_owns_the_image():
 
 def test_readiness_names_the_parts_that_are_missing():
     async def check(server):
-        body = {"ready": True, "version": 1, "not_ready": []}
+        body = {"ready": True, "version": 1, "images": 40, "not_ready": []}
         assert (await server.client.get("/readyz")).json() == body
         server.groups[1].held = set()
         answer = await server.client.get("/readyz")

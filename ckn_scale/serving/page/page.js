@@ -3,10 +3,11 @@
 // The page of one server: choose an image, perhaps a part of it, and see the most alike indexed ones.
 
 const BODY_LIMIT_BYTES = 16 * 2 ** 20; // base64 makes a file a third larger
+const FRAME_HINT = "Draw a frame on the image to search for a part of it.";
 const SMALLEST_FRAME = 12; // screen pixels; less is a click, not a frame
 
 const part = (id) => document.getElementById(id);
-const state = { file: null, box: null, search: null, thumbnails: [] };
+const state = { file: null, box: null, search: null, version: null, thumbnails: [] };
 
 function authorised(headers = {}) {
   const key = sessionStorage.getItem("key");
@@ -51,6 +52,8 @@ function chooseFile(file) {
   const image = part("image");
   URL.revokeObjectURL(image.src);
   image.src = URL.createObjectURL(file);
+  image.hidden = false;
+  part("caption").textContent = FRAME_HINT;
   for (const [id, hidden] of [["prompt", true], ["preview", false], ["other", false], ["whole", true], ["box", true]]) {
     part(id).hidden = hidden;
   }
@@ -88,15 +91,16 @@ async function search() {
 
 function showFailure(error) {
   clearHits();
-  part("status").textContent = "No answer.";
+  part("status").textContent = error.status === 401 ? "Waiting for the key." : "No answer.";
   showError(error);
 }
 
 function showAnswer(answer) {
   clearHits();
   const count = answer.hits.length;
-  const what = count === 1 ? "1 image" : `${count} images`;
-  part("status").textContent = `${what} in ${Math.round(answer.timings_ms.total)} ms · index version ${answer.version}`;
+  const what = count === 1 ? "1 hit" : `${count} hits`;
+  part("status").textContent = `${what} in ${Math.round(answer.timings_ms.total)} ms`;
+  if (answer.version !== state.version) showServer();
   part("partial").hidden = !answer.partial;
   part("partial").textContent =
     `Part of the index did not answer: ${(100 * answer.coverage).toFixed(0)} % of the images were searched.`;
@@ -113,7 +117,7 @@ function makeHit(hit, position) {
   const item = part("hit").content.cloneNode(true).firstElementChild;
   item.querySelector(".rank").textContent = position + 1;
   item.querySelector(".score").textContent = hit.score.toFixed(3);
-  item.querySelector("meter").value = Math.max(0, hit.score);
+  item.querySelector(".bar span").style.width = `${100 * Math.min(Math.max(hit.score, 0), 1)}%`;
   const uri = item.querySelector(".uri");
   uri.textContent = shorten(hit.uri);
   uri.title = hit.uri;
@@ -222,8 +226,9 @@ function watchDrops() {
 
 async function showServer() {
   try {
-    const { version } = await (await fetch("/readyz")).json();
-    part("server").textContent = `index version ${version}`;
+    const { version, images } = await (await fetch("/readyz")).json();
+    state.version = version;
+    part("server").textContent = `${images.toLocaleString("en")} images · index version ${version}`;
   } catch {
     part("server").textContent = "server not reachable";
   }
@@ -236,7 +241,11 @@ part("file").addEventListener("change", (event) => {
 part("other").addEventListener("click", () => part("file").click());
 part("whole").addEventListener("click", useWholeImage);
 part("k").addEventListener("change", search);
-part("image").addEventListener("error", () => part("image").removeAttribute("src"));
+part("image").addEventListener("error", () => {
+  // The server may read formats that this browser cannot show.
+  part("image").hidden = true;
+  part("caption").textContent = `${state.file.name}: no preview`;
+});
 part("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", part("key").value.trim());
