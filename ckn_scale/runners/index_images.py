@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ckn_scale.config import Resources, Settings
 from ckn_scale.errors import WorkFailed
@@ -32,14 +32,14 @@ from ckn_scale.storage.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class IndexReport:
     """What a call did, step by step, and how the run stands now."""
 
     run: str
-    version: int = 0
-    states: dict[str, int] = field(default_factory=dict)
-    steps: list[StepReport] = field(default_factory=list)
+    version: int
+    states: dict[str, int]
+    steps: list[StepReport]
 
     @property
     def failed_share(self) -> float:
@@ -93,15 +93,16 @@ def index_images(
     """Index `source` into `run_url`; called again, it goes on where it stopped."""
     resources = resources or Resources()
     run = plan_images(run_url, settings, source, keep)
-    report = IndexReport(run.url)
     with open_crew(run, resources) as crew:
         driver = Driver(run, crew, resources, on_progress)
-        report.steps = driver.reports
         train(driver, settings)
         driver.do(EncodeImages)
-        report.version = publish(driver, accept=accept)
-    report.states = count_states(run)
-    return report
+        version = publish(driver, accept=accept)
+    return summarise(driver, version)
+
+
+def summarise(driver: Driver, version: int) -> IndexReport:
+    return IndexReport(driver.run.url, version, count_states(driver.run), driver.reports)
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+"""The whole path as one Ray job: plan, sample, train, encode, build, certify, publish.
+
+    ray job submit --address http://HEAD:8265 --working-dir . -- \\
+        python jobs/pipeline.py s3://bucket/photos s3://bucket/run --workers 16
+
+The job may be submitted again at any time: it goes on where it stopped. `--preset`, `--config` and
+`--set` are those of `ckn-scale index`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.errors import CknScaleError
+from ckn_scale.runners.base import Progress
+from ckn_scale.runners.index_images import Driver, check_tolerance, open_crew, publish, summarise, train
+from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.plan import plan_images
+
+
+def run_pipeline(arguments: argparse.Namespace) -> None:
+    settings = load_settings(arguments.preset, arguments.config, arguments.override)
+    resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
+    run = plan_images(arguments.run, settings, arguments.images)  # list the images once, freeze the list
+    with open_crew(run, resources) as crew:  # actors, each pinned to its GPU
+        driver = Driver(run, crew, resources, log_progress)
+        train(driver, settings)  # sample → CKN → projection → words → reduction, on a hash sample
+        driver.do(EncodeImages)  # every image once → vector, points, thumbnail
+        version = publish(driver, accept=arguments.accept)  # index shards, planted queries, version
+    report = summarise(driver, version)
+    logging.info("version %d of %s: %s", report.version, report.run, report.states)
+    check_tolerance(report, settings.publish.max_failed_share)
+
+
+def log_progress(progress: Progress) -> None:
+    if progress.done == progress.total:
+        logging.info("%s: %d shards, %d images", progress.step, progress.total, progress.images)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", help="a folder, glob, list, tar or Parquet file that every node can read")
+    parser.add_argument("run", help="the run folder, on a store that every node can write")
+    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--config")
+    parser.add_argument("--set", dest="override", action="append", default=[], metavar="key.path=value")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpus-per-worker", type=float)
+    parser.add_argument("--accept", action="store_true", help="publish below the target, on record")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    try:
+        run_pipeline(parse_arguments())
+    except CknScaleError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
