@@ -1,0 +1,68 @@
+"""A Ray head with its dashboard in processes of their own, for jobs; ended by its process group."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[str]:
+    """The address of the job server of a fresh cluster."""
+    port, dashboard_port, client_port = free_ports(3)
+    temp = tempfile.mkdtemp(prefix="ckn-ray-", dir="/tmp")  # Ray's socket paths must stay short
+    scripts = Path(sys.executable).parent
+    command = [str(scripts / "ray"), "start", "--head", "--block", f"--port={port}", f"--temp-dir={temp}"]
+    command += ["--include-dashboard=true", f"--dashboard-port={dashboard_port}", f"--num-cpus={num_cpus}"]
+    command += [f"--ray-client-server-port={client_port}", "--node-ip-address=127.0.0.1"]
+    command += ["--object-store-memory=100000000", "--disable-usage-stats"]
+    environment = {**env, "RAY_AUTH_MODE": "disabled", "PATH": f"{scripts}:{env['PATH']}"}
+    head = subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = f"http://127.0.0.1:{dashboard_port}"
+    try:
+        _wait_until_answers(f"{address}/api/version", head)
+        yield address
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        try:
+            head.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _wait_until_answers(url: str, head: subprocess.Popen[bytes]) -> None:
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends:
+        assert head.poll() is None, f"the head ended with {head.returncode}"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError(f"{url} did not answer within two minutes")
