@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.errors import ImageRejected
+from ckn_scale.steps.failpoints import meet_image
 from ckn_scale.steps.plan import PlannedImage
 from ckn_scale.storage.image_sources import read_image
 
 
 def prepare_image(image: PlannedImage, front: Front) -> PreparedImage | ImageRejected:
     """Rejections are returned; transient store errors are raised and fail the shard."""
+    meet_image(image.uri)
     try:
         return front.prepare(read_planned(image))
     except ImageRejected as rejected:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import islice
+from queue import SimpleQueue
+from typing import TypeAlias
 
 from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.errors import ImageRejected
@@ -17,7 +21,9 @@ from ckn_scale.steps.prepare_image import prepare_image
 
 log = logging.getLogger(__name__)
 
-Outcome = tuple[PlannedImage, PreparedImage | ImageRejected]
+Prepared: TypeAlias = "PreparedImage | ImageRejected"
+Outcome: TypeAlias = "tuple[PlannedImage, Prepared]"
+_Job: TypeAlias = "tuple[PlannedImage, Future[Prepared]]"
 
 
 def prepare_images(
@@ -40,13 +46,17 @@ def _prepare_ahead(
     images: Sequence[PlannedImage], front: Front, read_ahead: int, deadline_s: float
 ) -> Iterator[Outcome | None]:
     """Yields None, and ends, when the next image misses the deadline."""
-    pool = ThreadPoolExecutor(read_ahead, thread_name_prefix="prepare")
-    waiting: deque[tuple[PlannedImage, Future[PreparedImage | ImageRejected]]] = deque()
+    jobs: SimpleQueue[_Job | None] = SimpleQueue()
+    # Daemons, because a thread that hangs in a decoder must not keep the process from ending.
+    for _ in range(read_ahead):
+        threading.Thread(target=_prepare_jobs, args=(jobs, front), daemon=True, name="prepare").start()
+    waiting: deque[_Job] = deque()
     rest = iter(images)
     try:
         while True:
-            while len(waiting) < read_ahead and (image := next(rest, None)) is not None:
-                waiting.append((image, pool.submit(prepare_image, image, front)))
+            for image in islice(rest, read_ahead - len(waiting)):
+                waiting.append((image, Future()))
+                jobs.put(waiting[-1])
             if not waiting:
                 return
             image, future = waiting.popleft()
@@ -56,7 +66,21 @@ def _prepare_ahead(
                 yield None
                 return
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for _, future in waiting:
+            future.cancel()
+        for _ in range(read_ahead):
+            jobs.put(None)
+
+
+def _prepare_jobs(jobs: SimpleQueue[_Job | None], front: Front) -> None:
+    while (job := jobs.get()) is not None:
+        image, future = job
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(prepare_image(image, front))
+        except BaseException as error:
+            future.set_exception(error)
 
 
 def _prepare_isolated(images: Sequence[PlannedImage], front: Front, deadline_s: float) -> Iterator[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,12 +56,6 @@ def test_submitted_job_makes_an_index_that_answers(
 def _copy_sources(folder: Path) -> Path:
     """What a user's checkout holds, without its environment."""
     target = folder / "checkout"
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "ckn_scale", "jobs"], capture_output=True, text=True
-    )
-    for name in listed.stdout.splitlines():
-        source, copy = ROOT / name, target / name
-        if source.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(source.read_bytes())
+    for name in ("ckn_scale", "jobs"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     return target

@@ -1,0 +1,99 @@
+"""The driver's loop over a crew that does what the test says: no processes, no clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from ckn_scale.config import Resources
+from ckn_scale.errors import CknScaleError, RunMismatch, WorkFailed
+from ckn_scale.runners.base import Outcome, ShardTask, require_done, run_shards
+
+
+class ScriptedCrew:
+    """Ends each try of a shard as scripted; `done` when the script has no more to say."""
+
+    def __init__(self, script=None, places=2):
+        self.script, self.places = defaultdict(list, script or {}), places
+        self.running, self.seen, self.most = [], [], 0
+
+    @property
+    def free(self):
+        return self.places - len(self.running)
+
+    def start(self, task):
+        assert self.free > 0
+        self.running.append(task)
+        self.seen.append(task)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, timeout_s):
+        task = self.running.pop()
+        if not self.script[task.shard_id]:
+            return [Outcome(task, "done", {"images": 3})]
+        kind, error = self.script[task.shard_id].pop(0)
+        return [Outcome(task, kind, error=error)]
+
+
+def run(crew, count=4, total=6, **resources):
+    events, progress = [], []
+    report = run_shards(
+        crew,
+        [ShardTask("encode_images", shard) for shard in range(count)],
+        total=total,
+        resources=Resources(**resources),
+        on_progress=progress.append,
+        write_event=lambda kind, **fields: events.append((kind, fields)),
+    )
+    return report, events, progress
+
+
+def test_run_shards_does_every_task_and_counts_the_skipped():
+    crew = ScriptedCrew()
+    report, events, progress = run(crew)
+    assert (report.done, report.skipped, report.images, report.failed) == (4, 2, 12, {})
+    assert crew.most == 2
+    assert events == []
+    assert (progress[-1].done, progress[-1].total) == (6, 6)
+    require_done(report)
+
+
+def test_run_shards_tries_a_failed_shard_again_as_it_was():
+    crew = ScriptedCrew({1: [("failed", CknScaleError("store"))]})
+    report, events, _ = run(crew)
+    tries = [task for task in crew.seen if task.shard_id == 1]
+    assert [(task.tries, task.isolate) for task in tries] == [(0, False), (1, False)]
+    assert (report.done, report.retries) == (4, 1)
+    assert events[0][0] == "failed"
+
+
+@pytest.mark.parametrize("kind", ["lost", "overdue"])
+def test_run_shards_isolates_images_after_a_death(kind):
+    crew = ScriptedCrew({2: [(kind, CknScaleError("worker"))]})
+    report, _, _ = run(crew)
+    assert [task.isolate for task in crew.seen if task.shard_id == 2] == [False, True]
+    assert report.done == 4
+
+
+def test_run_shards_gives_up_after_the_allowed_tries_and_goes_on():
+    crew = ScriptedCrew({0: [("lost", None)] * 9})
+    report, _, _ = run(crew, max_attempts=3)
+    assert len([task for task in crew.seen if task.shard_id == 0]) == 3
+    assert report.done == 3
+    assert list(report.failed) == [0]
+    with pytest.raises(WorkFailed, match="1 of 6 shards failed, the first is 0"):
+        require_done(report)
+
+
+def test_run_shards_does_not_repeat_what_the_user_must_fix():
+    crew = ScriptedCrew({0: [("failed", RunMismatch("other settings"))]})
+    report, _, _ = run(crew)
+    assert len([task for task in crew.seen if task.shard_id == 0]) == 1
+    assert "other settings" in report.failed[0]
+
+
+def test_run_shards_of_nothing_is_done():
+    report, _, _ = run(ScriptedCrew(), count=0, total=0)
+    assert report.done == 0
+    require_done(report)
