@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from s3_fault_proxy import FaultProxy
 from s3_server import S3Server
 
 
@@ -18,3 +19,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
             patch.setenv(name, value)
         yield server
     server.stop()
+
+
+@pytest.fixture
+def s3_faults(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """The same server behind a proxy: set `rate`, and clients of this test see that share of calls fail."""
+    proxy = FaultProxy(s3.endpoint)
+    proxy.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    yield proxy
+    proxy.stop()

@@ -12,7 +12,7 @@ IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 
 
 class BrokenContainer(InputError):
-    """A tar or Parquet file that is not whole: bad input when it is listed, corrupt images when it is read."""
+    """A tar or Parquet file that is not whole: bad input when listed, corrupt images when read."""
 
 
 @dataclass(frozen=True, slots=True)
