@@ -29,33 +29,40 @@ HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0, "gracefu
 OTHER_REQUESTS = 64  # thumbnails, page and probes beside the searches
 
 
-class EncoderHandle:
-    """The encoder deployment as the router sees it."""
+class _ReplicatedHandle:
+    """A deployment that counts as ready once every one of its replicas was seen to hold a version.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    A call reaches one replica of Serve's choice, so several are made and the answers collected.
+    """
+
+    def __init__(self, handle: DeploymentHandle, num_replicas: int) -> None:
         self._handle = handle
+        self._num_replicas = num_replicas
+        self._seen: dict[int, set[str]] = {}
+
+    async def prepare(self, version: int) -> bool:
+        calls = 1 if self._num_replicas == 1 else 3 * self._num_replicas
+        answers = await asyncio.gather(*(self._handle.prepare.remote(version) for _ in range(calls)))
+        seen = self._seen.setdefault(version, set())
+        seen.update(answer.replica for answer in answers if answer.ready)
+        return len(seen) >= self._num_replicas and any(answer.ready for answer in answers)
+
+
+class EncoderHandle(_ReplicatedHandle):
+    """The encoder deployment as the router sees it."""
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         return await self._handle.encode.remote(version, data, box)
 
-    async def prepare(self, version: int) -> bool:
-        return await self._handle.prepare.remote(version)
 
-
-class GroupHandle:
+class GroupHandle(_ReplicatedHandle):
     """A shard group's deployment as the router sees it."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
 
     async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
         return await self._handle.search.remote(version, vector, k)
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
         return await self._handle.thumbnail.remote(version, image_id)
-
-    async def prepare(self, version: int) -> bool:
-        return await self._handle.prepare.remote(version)
 
 
 @serve.ingress()
@@ -66,8 +73,12 @@ class Ingress:
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
         version = describe_version(self._run, latest_version_number(self._run), settings.shard_groups)
-        handles = [GroupHandle(group) for group in groups]
-        self._router = SearchRouter(settings, version, EncoderHandle(encoder), handles)
+        self._router = SearchRouter(
+            settings,
+            version,
+            EncoderHandle(encoder, settings.encoder_replicas),
+            [GroupHandle(group, settings.shard_replicas) for group in groups],
+        )
         self._following: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> RequestGate:

@@ -6,8 +6,11 @@ Only the encoder imports torch, and only where it runs: shard groups stay small.
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,59 +26,82 @@ if TYPE_CHECKING:
     from ckn_scale.core.encoder import ImageEncoder
 
 
+@dataclass(frozen=True)
+class Readiness:
+    """Whether a replica holds a version; `replica` tells it from its siblings."""
+
+    replica: str
+    ready: bool
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    models: Mapping[str, Any]  # what it was made of, as the manifest names it
+    encoder: ImageEncoder
+
+
 class EncoderReplica:
     """Turns query images into vectors, with the models of the version that a request pinned."""
 
     def __init__(self, settings: ServeSettings) -> None:
         from ckn_scale.core.threads import set_compute_threads
 
+        self._name = secrets.token_hex(8)
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
         set_compute_threads(settings.encoder_threads)
         # One thread computes: torch's own threads share the cores, and a second query waits its turn.
         self._pool = ThreadPoolExecutor(1, "encode")
-        self._encoders: ResidentVersions[ImageEncoder] = ResidentVersions(self._load)
+        self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
         self._encoders.load_now(latest_version_number(self._run))
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        encoder = self._encoders.get(version)
+        encoder = self._encoders.get(version).encoder
         return await asyncio.get_running_loop().run_in_executor(self._pool, _encode, encoder, data, box)
 
-    async def prepare(self, version: int) -> bool:
-        return self._encoders.prepare(version)
+    async def prepare(self, version: int) -> Readiness:
+        return Readiness(self._name, self._encoders.prepare(version))
 
-    def _load(self, version: int) -> ImageEncoder:
+    def _load(self, version: int) -> LoadedEncoder:
         from ckn_scale.search.engine import load_encoder
 
         manifest = open_version(self._run, version).manifest
-        return load_encoder(self._run.store, manifest, device=self._settings.device)
+        for held in self._encoders.values():
+            if held.models == manifest.models:  # most versions share their models: one copy serves both
+                return held
+        encoder = load_encoder(self._run.store, manifest, device=self._settings.device)
+        return LoadedEncoder(manifest.models, encoder)
 
 
 class ShardReplica:
     """Searches one group of index shards, memory-mapped from this node's disk."""
 
     def __init__(self, settings: ServeSettings, group: int) -> None:
+        self._name = secrets.token_hex(8)
         self._settings = settings
         self._group = group
         self._run = RunFolder.open(settings.run_url)
+        # FAISS does not divide a single query: threads are for queries beside each other.
+        self._pool = ThreadPoolExecutor(settings.shard_threads, "search")
         self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._load)
         self._shards.load_now(latest_version_number(self._run))
 
     async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
         shards = self._shards.get(version)
-        return (await asyncio.to_thread(shards.search, vector[None], k))[0]
+        found = asyncio.get_running_loop().run_in_executor(self._pool, shards.search, vector[None], k)
+        return (await found)[0]
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
         shards = self._shards.get(version)
         return await asyncio.to_thread(shards.thumbnail, image_id)
 
-    async def prepare(self, version: int) -> bool:
-        return self._shards.prepare(version)
+    async def prepare(self, version: int) -> Readiness:
+        return Readiness(self._name, self._shards.prepare(version))
 
     def _load(self, version: int) -> ShardGroup:
         manifest = open_version(self._run, version).manifest
         shard_ids = assign_shards(manifest, self._settings.shard_groups)[self._group]
-        return ShardGroup(self._run.store, manifest, shard_ids, threads=self._settings.shard_threads)
+        return ShardGroup(self._run.store, manifest, shard_ids)
 
 
 def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:

@@ -34,6 +34,10 @@ class ResidentVersions(Generic[Loaded]):
         """Load in this thread: a replica's first version, whose failure is the replica's."""
         self._hold(version, self._load(version))
 
+    def values(self) -> list[Loaded]:
+        with self._lock:
+            return list(self._held.values())
+
     def get(self, version: int) -> Loaded:
         """The version; NotLoaded (and its load started) when the replica does not hold it."""
         with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +52,10 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=executable, headless=True, args=FLAGS)
         yield browser
         browser.close()
+    with warnings.catch_warnings():
+        # Playwright leaves its driver's pipe to the garbage collector; here, and not in someone's test.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture
