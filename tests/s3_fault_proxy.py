@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 KINDS = ("500", "503", "409", "reset", "lost", "cut", "slow")
 _CODES = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
-_SLOW_S = 0.3
+_SLOW_S = 0.1
 
 
 class FaultProxy:

@@ -10,6 +10,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 
@@ -36,7 +37,7 @@ def split_protocol(url: str) -> tuple[str, str]:
         return "file", url
     if "::" in url:
         raise InputError(f"chained stores are not supported, got {url}")
-    return ("file", path) if protocol in _LOCAL_PROTOCOLS else (protocol, path)
+    return ("file", unquote(path)) if protocol in _LOCAL_PROTOCOLS else (protocol, path)
 
 
 def is_local_url(url: str) -> bool:

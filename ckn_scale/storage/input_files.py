@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from fsspec.utils import glob_translate
 
 from ckn_scale.errors import InputError
 from ckn_scale.storage.filesystems import is_local_url, normalise_url, open_filesystem, split_protocol
@@ -52,7 +55,9 @@ class InputFile:
 
 
 def is_glob(source: str) -> bool:
-    """Whether the text has glob signs and is not the name of a local file that happens to have them."""
+    """Whether the text has glob signs, and is neither a web address nor the name of a local file."""
+    if source.startswith(("http://", "https://")):
+        return False
     return bool(_GLOB.search(source)) and not (is_local_url(source) and os.path.exists(normalise_url(source)))
 
 
@@ -80,20 +85,32 @@ def find_files(folder_url: str) -> Iterator[InputFile]:
 
 def expand_glob(pattern: str) -> Iterator[InputFile]:
     """The files that match, those below a folder that matches included; InputError when none does."""
-    protocol, _ = split_protocol(pattern)
-    filesystem = open_filesystem(pattern)
-    url = normalise_url(pattern)
-    names = call_with_retries(lambda: filesystem.glob(url, detail=True), _LIST_RETRY, pattern)
-    if not names:
+    found = False
+    for file in _glob_local(pattern) if is_local_url(pattern) else _glob_store(pattern):
+        found = True
+        yield file
+    if not found:
         raise InputError(f"no file matches {pattern}")
-    for name, entry in sorted(names.items()):
-        address = name if protocol == "file" else f"{protocol}://{name.lstrip('/')}"
-        if entry["type"] == "directory":
-            yield from find_files(address)
-        elif (
-            file := _from_entry(address, entry) if protocol != "file" else _stat_local(address)
-        ) is not None:
-            yield file
+
+
+def _glob_local(pattern: str) -> Iterator[InputFile]:
+    is_recursive = "**" in pattern
+    for path in glob.iglob(normalise_url(pattern), recursive=True):
+        if os.path.isdir(path):
+            yield from () if is_recursive else _walk_local(path)  # ** meets the files in it by itself
+        elif (file := _stat_local(path)) is not None:
+            yield _named_in_utf8(file)
+
+
+def _glob_store(pattern: str) -> Iterator[InputFile]:
+    """Compared page by page below the last folder without a glob sign: never the whole listing in memory."""
+    url = normalise_url(pattern)
+    folder = url[: _GLOB.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    if folder.endswith("/"):
+        raise InputError(f"the bucket cannot be a pattern, got {pattern}")
+    patterns = [url] if "**" in url else [url, f"{url}/**"]
+    matches = re.compile("|".join(map(glob_translate, patterns))).match
+    return (file for file in find_files(folder) if matches(file.url))
 
 
 def _stat_local(path: str) -> InputFile | None:

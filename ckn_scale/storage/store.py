@@ -82,6 +82,10 @@ class Store:
         """Bytes of a file; FileNotFoundError when there is none."""
         return self._retried(path, lambda: self._size_once(path))
 
+    def modified_at(self, path: str) -> float:
+        """Seconds since 1970 by the store's clock; FileNotFoundError when there is no such file."""
+        return self._retried(path, lambda: self._modified_once(path))
+
     def delete(self, path: str) -> None:
         """Remove a file; none there is fine, so that a repeated delete is."""
         with contextlib.suppress(FileNotFoundError):
@@ -124,11 +128,19 @@ class Store:
             if error is None and trust_reply:
                 return True
             with contextlib.suppress(FileNotFoundError):
-                return self.read(path) == data
+                return self._is_durably(path, data)
             self._check_retryable(error, path)
             wait_or_give_up(
                 delays_s, error or OSError("the file is not there after its create"), self.address(path)
             )
+
+    def _is_durably(self, path: str, data: bytes) -> bool:
+        """Whether `path` holds `data`; an entry whose writer was cut off before its fsync is made durable."""
+        if self.read(path) != data:
+            return False
+        if self.is_local:
+            local_files.sync_folder(Path(self.address(path)).parent)
+        return True
 
     def _create_once(self, path: str, data: bytes) -> Exception | None:
         """One try. What it raised is returned, because it decides nothing by itself."""
@@ -192,6 +204,11 @@ class Store:
         if entry["type"] != "file":
             raise FileNotFoundError(self.address(path))
         return int(entry["size"])
+
+    def _modified_once(self, path: str) -> float:
+        if self.is_local:
+            return Path(self.address(path)).stat().st_mtime
+        return self.fs.modified(self._key(path)).timestamp()
 
     def _delete_once(self, path: str) -> None:
         if self.is_local:

@@ -52,6 +52,22 @@ def test_glob_lists_what_matches(folder):
     ]  # a folder that matches
 
 
+def test_glob_in_the_middle(store):
+    write_all(
+        store,
+        {f"{day}/{camera}/{i}.jpg": b"x" for day in ("mon", "tue") for camera in "ab" for i in range(2)},
+    )
+    assert uris(f"{store.url}/*/a/1.jpg") == [f"{store.url}/mon/a/1.jpg", f"{store.url}/tue/a/1.jpg"]
+    assert len(uris(f"{store.url}/m*")) == 4
+    assert len(uris(f"{store.url}/**/0.jpg")) == 4
+    assert len(uris(f"{store.url}/**")) == 8
+
+
+def test_bucket_cannot_be_a_pattern(s3):
+    with pytest.raises(InputError, match="bucket cannot be a pattern"):
+        uris("s3://ck*/x.jpg")
+
+
 def test_single_file_is_kept_whatever_its_name(folder):
     assert uris(f"{folder.url}/no_extension") == [f"{folder.url}/no_extension"]
 

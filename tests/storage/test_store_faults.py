@@ -119,6 +119,15 @@ def test_write_new_with_a_lost_reply_is_written(store, faults):
     assert store.read("a") == b"mine"
 
 
+def test_create_in_a_missing_bucket_is_an_input_error(s3, monkeypatch):
+    store = Store(s3.url("x"))
+    faults, fs = Faults(), store.fs
+    faults.before.append(FileNotFoundError("The specified bucket does not exist"))
+    monkeypatch.setattr(store_module, "open_filesystem", lambda url: FaultyS3(fs, faults))
+    with pytest.raises(InputError, match="create the bucket first"):
+        store.create("a", b"x")
+
+
 def test_disk_without_hard_links_is_unfit(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.ENOTSUP, "Operation not supported")
