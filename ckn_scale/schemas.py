@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 
 ImageState = Literal[
@@ -42,6 +43,8 @@ SAMPLED_PATCHES = pa.schema(
         ("patch", pa.binary()),  # uint8, size × size × 3, RGB; size in the metadata
     ]
 )
+
+SAMPLED_PRIORITIES = pa.schema([SAMPLED_PATCHES.field(name) for name in ("image_id", "point", "priority")])
 
 THUMBNAILS = pa.schema([("image_id", pa.int64()), ("jpeg", pa.binary())])
 
@@ -81,3 +84,28 @@ def sampled_vlads(dim: int) -> pa.Schema:
         [("image_id", pa.int64()), ("vector", pa.binary(2 * dim))],
         metadata={"dtype": "float16", "dim": str(dim)},
     )
+
+
+def float_rows(dim: int) -> pa.Schema:
+    """Rows (sub-patches, descriptors) drawn by hash for training."""
+    return pa.schema(
+        [("priority", pa.uint64()), ("row", pa.binary(4 * dim))],
+        metadata={"dtype": "float32", "dim": str(dim)},
+    )
+
+
+def read_float_rows(table: pa.Table) -> np.ndarray:
+    """(N, D) float32 of a table of `float_rows`."""
+    return _read_binary(table, "row", "<f4")
+
+
+def read_vectors(table: pa.Table) -> np.ndarray:
+    """(N, D) float16 of a table whose every row has a vector."""
+    return _read_binary(table, "vector", "<f2")
+
+
+def _read_binary(table: pa.Table, name: str, dtype: str) -> np.ndarray:
+    dim = int(table.schema.metadata[b"dim"])
+    column = table.column(name).combine_chunks()
+    flat = np.frombuffer(column.buffers()[1], dtype, count=(column.offset + len(column)) * dim)
+    return flat.reshape(-1, dim)[column.offset :]

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ckn_scale import __version__
+from ckn_scale.cli.evaluate import app as evaluate_app
 from ckn_scale.errors import CknScaleError, InputError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Index images for instance retrieval with descriptors learned from them, and search them.",
 )
+app.add_typer(evaluate_app, name="evaluate")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder: a path or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -110,6 +112,7 @@ def status(run: Run, as_json: AsJson = False) -> None:
     ckn-scale status run/
     ckn-scale status s3://bucket/run --json
     """
+    from ckn_scale.cli.progress import title_of
     from ckn_scale.steps.run_status import summarise_run
     from ckn_scale.storage.run_folder import RunFolder
 
@@ -118,7 +121,9 @@ def status(run: Run, as_json: AsJson = False) -> None:
         _print_json(summary)
         return
     for step in summary["steps"]:
-        print(f"{step['step']:<18}{step['done']:>6}/{step['total']} shards  {step['seconds']:.1f} s of work")
+        if step["total"]:
+            counts = f"{step['done']:>6}/{step['total']} shards"
+            print(f"{title_of(step['step']):<27}{counts}  {step['seconds']:.1f} s of work")
     images = summary["images"]
     print(f"{images['planned']} images planned: {_count_states(images['states'])}")
     if summary["version"] is None:

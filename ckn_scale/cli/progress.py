@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TextIO
@@ -45,9 +46,14 @@ class ProgressLine:
         self._stream.flush()
 
 
+def title_of(label: str) -> str:
+    """A step's label without the name of a build, which says nothing to a person."""
+    return re.sub(r"-[0-9a-f]{16}$", "", label)
+
+
 def format_progress(progress: Progress) -> str:
     """`encode_images    12/40 shards   96 images   13.1/s   18 s left`."""
-    line = f"{progress.step:<18}{progress.done:>6}/{progress.total} shards"
+    line = f"{title_of(progress.step):<27}{progress.done:>6}/{progress.total} shards"
     if progress.images and progress.seconds > 0:
         line += f"  {progress.images} images  {progress.images / progress.seconds:.1f}/s"
     if 0 < progress.done < progress.total and progress.seconds > 0 and progress.images:

@@ -87,14 +87,14 @@ def run_shards(
     crew: Crew,
     tasks: Sequence[ShardTask],
     *,
+    label: str,
     total: int,
     resources: Resources,
     on_progress: ProgressHook,
     write_event: Callable[..., None],
 ) -> StepReport:
     """Do every task; one bad shard does not stop the others, but the end says so."""
-    step = tasks[0].step if tasks else ""
-    report = StepReport(step, total, skipped=total - len(tasks))
+    report = StepReport(label, total, skipped=total - len(tasks))
     waiting, running, begun = deque(tasks), 0, time.monotonic()
     while waiting or running:
         while waiting and crew.free > 0:
@@ -106,7 +106,7 @@ def run_shards(
             if again is not None:
                 waiting.append(again)
         done = report.skipped + report.done
-        on_progress(Progress(step, done, total, report.images, time.monotonic() - begun))
+        on_progress(Progress(label, done, total, report.images, time.monotonic() - begun))
     return report
 
 

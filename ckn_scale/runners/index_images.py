@@ -24,7 +24,7 @@ from ckn_scale.steps.build_index import BuildIndex, name_build, write_build_mani
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import record_generation
-from ckn_scale.steps.pipeline import SAMPLING, TRAINING
+from ckn_scale.steps.pipeline import list_learning
 from ckn_scale.steps.plan import plan_images
 from ckn_scale.steps.publish import count_states, publish_version
 from ckn_scale.storage.run_folder import RunFolder
@@ -63,19 +63,19 @@ class Driver:
         shard_ids = step.shard_ids()
         tasks = [ShardTask(step.name, one, dict(step.params)) for one in shard_ids if one not in committed]
         total = len(shard_ids)
-        self.run.events.write("step_begins", step=step.name, shards=total, undone=len(tasks))
-        self.on_progress(Progress(step.name, total - len(tasks), total, 0, 0.0))
+        self.run.events.write("step_begins", step=step.label, shards=total, undone=len(tasks))
+        self.on_progress(Progress(step.label, total - len(tasks), total, 0, 0.0))
         report = run_shards(
             self.crew,
             tasks,
+            label=step.label,
             total=total,
             resources=self.resources,
             on_progress=self.on_progress,
             write_event=self.run.events.write,
         )
-        report.step = step.name
         self.reports.append(report)
-        self.run.events.write("step_ends", step=step.name, done=report.done, failed=len(report.failed))
+        self.run.events.write("step_ends", step=step.label, done=report.done, failed=len(report.failed))
         require_done(report)
         return step
 
@@ -126,8 +126,8 @@ def train(driver: Driver, settings: Settings) -> None:
     """Sample and learn everything, unless the run has a generation of models already."""
     if driver.run.models.latest() is not None:
         return
-    for kind in (*SAMPLING, *TRAINING):
-        driver.do(kind)
+    for kind, params in list_learning(settings):
+        driver.do(kind, params)
     record_generation(driver.run, settings)
 
 

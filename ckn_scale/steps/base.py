@@ -51,6 +51,7 @@ class Step(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1  # raise it when the output changes for the same input
     sections: ClassVar[tuple[str, ...]]  # the settings this step's output depends on
+    label_params: ClassVar[tuple[str, ...]] = ()  # the parameters that tell one use of it from another
 
     def __init__(self, run: RunFolder, params: Mapping[str, str] | None = None) -> None:
         self.run = run
@@ -61,8 +62,13 @@ class Step(ABC):
         return parse_settings(self.run.settings)
 
     @property
+    def label(self) -> str:
+        """What its records are filed under: `encode_images`, `train_layer-1`."""
+        return "-".join([self.name, *(self.params[name] for name in self.label_params)])
+
+    @property
     def log(self) -> ShardLog:
-        return self.run.commits(self.name)
+        return self.run.commits(self.label)
 
     @abstractmethod
     def shard_ids(self) -> Sequence[int]:
@@ -79,7 +85,7 @@ class Step(ABC):
     @cached_property
     def fingerprint(self) -> str:
         settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
-        facts = {"step": self.name, "version": self.version, "settings": settings, "inputs": self.inputs()}
+        facts = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -108,7 +114,7 @@ def _do_shard(
     }
     reach("data_written", step.name, shard_id)
     mine = Commit(
-        step=step.log.step,
+        step=step.label,
         shard_id=shard_id,
         generation=1 if standing is None else standing.generation + 1,
         attempt=attempt,

@@ -7,7 +7,7 @@ built again gives the same name, and finds its shards done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from ckn_scale.core.vector_index import build_exact
 from ckn_scale.errors import WorkFailed
-from ckn_scale.schemas import PLANNED_IMAGES
+from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.encode_images import EncodeImages, read_vector_column
+from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
 from ckn_scale.steps.plan import PlanReader, count_shards, require_segments
 from ckn_scale.storage.index_files import (
@@ -32,7 +32,7 @@ from ckn_scale.storage.index_files import (
 )
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, ShardLog, read_table
+from ckn_scale.storage.shards import Commit, DataFile, read_table
 
 
 def name_build(run: RunFolder) -> str:
@@ -54,13 +54,7 @@ class BuildIndex(Step):
 
     name = "build_index"
     sections = (*EncodeImages.sections, "index")
-
-    @property
-    def log(self) -> ShardLog:
-        return self.run.commits(f"{self.name}-{self.params['build']}")
-
-    def inputs(self) -> Mapping[str, Any]:
-        return {"build": self.params["build"]}
+    label_params = ("build",)
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -80,7 +74,7 @@ class BuildIndex(Step):
         vectors = pa.concat_tables(self._read_vectors(one) for one in covered)
         side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
         ids = vectors.column("image_id").to_numpy()
-        index = build_exact(read_vector_column(vectors).astype(np.float32), ids)
+        index = build_exact(read_vectors(vectors).astype(np.float32), ids)
         folder = f"index/{self.params['build']}-{attempt}"
         written = write_index_shard(self.run.store, folder, shard_id, index.to_bytes(), side)
         files = {"index": _as_data(written.index, len(ids)), "table": _as_data(written.table, len(ids))}

@@ -8,7 +8,7 @@ query is may stand before it. Queries are drawn by hash, sharded like any other 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -25,7 +25,6 @@ from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.plan import PlannedImage, hash_uri, read_sample, require_segments
 from ckn_scale.steps.prepare_image import read_planned
 from ckn_scale.storage.index_files import read_manifest
-from ckn_scale.storage.shards import ShardLog
 
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
 HITS_LOOKED_AT = 10
@@ -36,13 +35,7 @@ class CertifyIndex(Step):
 
     name = "certify_index"
     sections = (*BuildIndex.sections, "publish")
-
-    @property
-    def log(self) -> ShardLog:
-        return self.run.commits(f"{self.name}-{self.params['build']}")
-
-    def inputs(self) -> Mapping[str, Any]:
-        return {"build": self.params["build"]}
+    label_params = ("build",)
 
     @cached_property
     def queries(self) -> list[PlannedImage]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from ckn_scale import schemas
@@ -118,11 +117,3 @@ def tabulate_thumbnails(rows: Sequence[EncodedRow]) -> pa.Table:
     shown = [row for row in rows if row.thumbnail is not None]
     columns = [[row.image.image_id for row in shown], [row.thumbnail for row in shown]]
     return pa.table(columns, schema=schemas.THUMBNAILS)
-
-
-def read_vector_column(table: pa.Table) -> np.ndarray:
-    """(N, D) float16 of a table whose every row has a vector."""
-    dim = int(table.schema.metadata[b"dim"])
-    column = table.column("vector").combine_chunks()
-    flat = np.frombuffer(column.buffers()[1], "<f2", count=(column.offset + len(column)) * dim)
-    return flat.reshape(-1, dim)[column.offset :]

@@ -21,7 +21,16 @@ from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import DataFile
 
-TRAINING_STEPS = ("train_ckn", "train_projection", "train_codebook", "train_reduction")
+
+def layer_logs(below: int) -> list[str]:
+    """The records of the layers before `below`, in order."""
+    return [f"train_layer-{layer}" for layer in range(below)]
+
+
+def trained_logs(settings: Settings) -> list[str]:
+    """The records of everything that is learned; of models with one name the last one counts."""
+    layers = max(len(channel.ckn.layers) for channel in settings.channels)
+    return [*layer_logs(layers), "train_projection", "train_codebook", "train_reduction"]
 
 
 def save_result(
@@ -34,14 +43,23 @@ def save_result(
     return ShardResult(files={name: file}, report=report)
 
 
-def find_models(run: RunFolder, steps: Sequence[str]) -> dict[str, ModelFile]:
-    """The models that committed training shards name."""
+def find_models(run: RunFolder, logs: Sequence[str]) -> dict[str, ModelFile]:
+    """The models that committed training shards name; a later log's stands for an earlier one's."""
     return {
         name: ModelFile(name, file.path, file.sha256)
-        for step in steps
-        for commit in run.commits(step).committed().values()
+        for log in logs
+        for commit in run.commits(log).committed().values()
         for name, file in commit.files.items()
     }
+
+
+def load_model_named(run: RunFolder, logs: Sequence[str], name: str) -> Part:
+    return load_model(run.store, find_models(run, logs)[name])
+
+
+def load_parts_named(run: RunFolder, logs: Sequence[str], names: Sequence[str]) -> dict[str, Part]:
+    found = find_models(run, logs)
+    return {name: load_model(run.store, found[name]) for name in names}
 
 
 def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, Part]:
@@ -64,7 +82,7 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
     if standing is not None:
         return standing[0]
     encoder = save_model(run.store, "encoder", *encoder_part(settings))
-    models = {"encoder": encoder, **find_models(run, TRAINING_STEPS)}
+    models = {"encoder": encoder, **find_models(run, trained_logs(settings))}
     files = {name: {"path": file.path, "sha256": file.sha256} for name, file in sorted(models.items())}
     run.models.create(1, {"attempt": new_attempt(), "models": files})
     return 1

@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from ckn_scale.config import parse_settings
 from ckn_scale.steps.base import Step
 from ckn_scale.steps.build_index import BuildIndex, name_build
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.pipeline import SAMPLING, TRAINING
+from ckn_scale.steps.pipeline import list_learning
 from ckn_scale.steps.plan import PlanReader, read_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
@@ -60,9 +61,8 @@ def _failures_of(
 
 def _known_steps(run: RunFolder) -> Iterator[Step]:
     """The steps whose shards can be counted by now."""
-    kinds: tuple[type[Step], ...] = (*SAMPLING, *TRAINING)
-    for kind in kinds:
-        yield kind(run)
+    for kind, params in list_learning(parse_settings(run.settings)):
+        yield kind(run, params)
     yield EncodeImages(run)
     if run.models.latest() is None:
         return
@@ -76,7 +76,7 @@ def _known_steps(run: RunFolder) -> Iterator[Step]:
 def _summarise_step(step: Step) -> Mapping[str, Any]:
     commits = step.log.committed()
     return {
-        "step": step.name,
+        "step": step.label,
         "done": len(commits),
         "total": len(step.shard_ids()),
         "seconds": round(sum(commit.seconds for commit in commits.values()), 3),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,17 +13,15 @@ import pyarrow.compute as pc
 from ckn_scale.config import Settings
 from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.core.sampling import hash_priorities, smallest
-from ckn_scale.errors import ImageRejected, InputError
-from ckn_scale.schemas import SAMPLED_PATCHES
+from ckn_scale.errors import ImageRejected, WorkFailed
+from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.plan import PlannedImage, read_sample, require_segments
 from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.shards import Commit, read_table
 
-STAGE = "samples/patches"
-
-Priorities: TypeAlias = np.ndarray
+PATCHES, PRIORITIES = "samples/patches", "samples/priorities"
 
 
 def make_front(settings: Settings) -> Front:
@@ -54,15 +52,15 @@ class SamplePatches(SampledImagesStep):
         return -(-self.settings.sample.num_patches // len(self.sample))
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        blocks, states = [], {"ok": 0}
+        blocks, states = [SAMPLED_PATCHES.empty_table()], Counter({"ok": 0})
         front, deadline_s = make_front(self.settings), self.settings.encode.image_deadline_s
         for image, outcome in prepare_images(self.images_of(shard_id), front, worker, deadline_s):
-            state = outcome.state if isinstance(outcome, ImageRejected) else "ok"
-            states[state] = states.get(state, 0) + 1
+            states[outcome.state if isinstance(outcome, ImageRejected) else "ok"] += 1
             if isinstance(outcome, PreparedImage):
                 blocks.append(self._draw(image, outcome))
-        table = pa.concat_tables(blocks) if blocks else SAMPLED_PATCHES.empty_table()
-        return ShardResult(tables={STAGE: table}, states=states)
+        table = pa.concat_tables(blocks)
+        priorities = table.select(SAMPLED_PRIORITIES.names)
+        return ShardResult(tables={PATCHES: table, PRIORITIES: priorities}, states=states)
 
     def _draw(self, image: PlannedImage, prepared: PreparedImage) -> pa.Table:
         count = len(prepared.patches)
@@ -73,27 +71,30 @@ class SamplePatches(SampledImagesStep):
         return pa.table([ids[chosen], chosen, priorities[chosen], patches], schema=SAMPLED_PATCHES)
 
 
-def read_patches(run: RunFolder, count: int, size_px: int) -> np.ndarray:
-    """The `count` sampled patches of smallest hash, (N, S, S, 3) uint8, whatever their sharding."""
-    commits = sorted(run.commits(SamplePatches.name).committed().items())
-    files = [commit.files[STAGE] for _, commit in commits]
-    limit = _find_limit([read_table(run.store, file, columns=["priority"]) for file in files], count)
-    tables = pa.concat_tables(_below(read_table(run.store, file), limit) for file in files)
-    if tables.num_rows == 0:
-        raise InputError(f"{run.url}: no sampled image gave a patch; see `ckn-scale failures {run.url}`")
-    table = tables.sort_by([("priority", "ascending"), ("image_id", "ascending"), ("point", "ascending")])
-    return np.stack(list(_decode_patches(table.column("patch"), size_px)))
+class SampledPatches:
+    """The `count` sampled patches of smallest hash, however many shards they lie in."""
 
+    def __init__(self, run: RunFolder, count: int, size_px: int) -> None:
+        self.run, self.count, self.size_px = run, count, size_px
+        self.commits: dict[int, Commit] = run.commits(SamplePatches.name).committed()
 
-def _find_limit(tables: Sequence[pa.Table], count: int) -> int:
-    priorities = np.sort(np.concatenate([table.column("priority").to_numpy() for table in tables]))
-    return int(priorities[min(count, len(priorities)) - 1]) if len(priorities) else 0
+    @cached_property
+    def priorities(self) -> np.ndarray:
+        """Of the set, ascending."""
+        tables = [read_table(self.run.store, one.files[PRIORITIES]) for one in self.commits.values()]
+        priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
+        if len(priorities) == 0:
+            raise WorkFailed(f"{self.run.url}: no sampled image gave a patch")
+        return np.sort(priorities)[: self.count]
 
+    def __len__(self) -> int:
+        return len(self.priorities)
 
-def _below(table: pa.Table, limit: int) -> pa.Table:
-    return table.filter(pc.less_equal(table.column("priority"), pa.scalar(limit, pa.uint64())))
-
-
-def _decode_patches(column: pa.ChunkedArray, size_px: int) -> Iterator[np.ndarray]:
-    for value in column:
-        yield np.frombuffer(value.as_buffer(), np.uint8).reshape(size_px, size_px, 3)
+    def read_shard(self, shard_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """Patches (N, S, S, 3) uint8 of one sample shard that belong to the set, with their priorities."""
+        table = read_table(self.run.store, self.commits[shard_id].files[PATCHES])
+        last = pa.scalar(int(self.priorities[-1]), pa.uint64())
+        table = table.filter(pc.less_equal(table.column("priority"), last))
+        data = b"".join(table.column("patch").to_pylist())
+        patches = np.frombuffer(data, np.uint8).reshape(-1, self.size_px, self.size_px, 3)
+        return patches, table.column("priority").to_numpy()

@@ -8,12 +8,11 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale import schemas
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
 from ckn_scale.core.specs import ReductionSpec
+from ckn_scale.schemas import read_vectors, sampled_vlads
 from ckn_scale.steps.base import ShardResult, WorkerSettings
-from ckn_scale.steps.encode_images import read_vector_column
-from ckn_scale.steps.model_parts import encoder_part, find_models, load_parts
+from ckn_scale.steps.model_parts import encoder_part, find_models, load_parts, trained_logs
 from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.steps.sample_patches import SampledImagesStep
 from ckn_scale.storage.run_folder import RunFolder
@@ -39,7 +38,7 @@ class SampleVlads(SampledImagesStep):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        models = find_models(self.run, ["train_ckn", "train_projection", "train_codebook"])
+        models = find_models(self.run, trained_logs(self.settings))
         parts = {**load_parts(self.run, models), "encoder": encoder_part(self.settings)}
         return ImageEncoder.from_parts(parts, with_reduction=False)
 
@@ -52,7 +51,7 @@ class SampleVlads(SampledImagesStep):
                 vector = self.encoder.encode_prepared([outcome], max_points=0)[0].vector
                 ids.append(image.image_id)
                 vectors.append(vector.astype("<f2").tobytes())
-        schema = schemas.sampled_vlads(self.encoder.dim)
+        schema = sampled_vlads(self.encoder.dim)
         return ShardResult(tables={STAGE: pa.table([ids, vectors], schema=schema)})
 
 
@@ -60,4 +59,4 @@ def read_vlads(run: RunFolder) -> np.ndarray:
     """(N, D) float16, in image order."""
     commits = sorted(run.commits(SampleVlads.name).committed().items())
     tables = [read_table(run.store, commit.files[STAGE]) for _, commit in commits]
-    return np.concatenate([read_vector_column(table) for table in tables]) if tables else np.empty((0, 0))
+    return np.concatenate([read_vectors(table) for table in tables]) if tables else np.empty((0, 0))

@@ -41,6 +41,7 @@ def run(crew, count=4, total=6, **resources):
     report = run_shards(
         crew,
         [ShardTask("encode_images", shard) for shard in range(count)],
+        label="encode_images",
         total=total,
         resources=Resources(**resources),
         on_progress=progress.append,

@@ -1,0 +1,67 @@
+"""Train: workers describe their part of the sampled patches, for the projection and for the words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.encoder import load_descriptor
+from ckn_scale.core.sampling import smallest
+from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.schemas import float_rows, read_float_rows
+from ckn_scale.steps.base import ShardResult, WorkerSettings
+from ckn_scale.steps.channels import TRAINING_SECTIONS, ChannelPartStep
+from ckn_scale.steps.model_parts import load_parts_named, trained_logs
+from ckn_scale.steps.sample_patches import SampledPatches
+from ckn_scale.storage.shards import read_table
+
+Form = Literal["raw", "projected"]
+STAGE = "samples/descriptors"
+
+
+class DescribePatches(ChannelPartStep):
+    """`params`: form, raw (before the projection is learned) or projected."""
+
+    name = "describe_patches"
+    sections = (*TRAINING_SECTIONS, "vlad")
+    label_params = ("form",)
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        channel, part = self.part(shard_id)
+        sampled = SampledPatches(self.run, self._count(channel), self.settings.patches.size_px)
+        patches, priorities = sampled.read_shard(part)
+        described = self._describe(channel.ckn.channel, patches)
+        rows = [row.tobytes() for row in described]
+        table = pa.table([priorities, rows], schema=float_rows(described.shape[1]))
+        return ShardResult(tables={STAGE: table})
+
+    def _count(self, channel: ChannelSpec) -> int:
+        raw = self.params["form"] == "raw"
+        return channel.projection.num_descriptors if raw else self.settings.vlad.num_descriptors
+
+    def _describe(self, channel: str, patches: np.ndarray) -> np.ndarray:
+        numerics = self.settings.numerics.model_dump()
+        logs = trained_logs(self.settings)
+        if self.params["form"] == "projected":
+            parts = load_parts_named(self.run, logs, (f"ckn-{channel}", f"projection-{channel}"))
+            return load_descriptor(parts, channel, numerics).describe(patches)
+        parts = load_parts_named(self.run, logs, (f"ckn-{channel}",))
+        return encode_patches(
+            Ckn.from_arrays(*parts[f"ckn-{channel}"]),
+            patches,
+            batch_size=numerics["batch_patches"],
+            device=numerics["device"],
+            dtype=numerics["dtype"],
+        )
+
+
+def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
+    """The channel's descriptors (N, D) float32, in the order of their hashes, whoever made them."""
+    commits = step.log.committed()
+    tables = [read_table(step.run.store, commits[one].files[STAGE]) for one in step.shards_of(channel)]
+    priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
+    rows = np.concatenate([read_float_rows(table) for table in tables])
+    return rows[smallest(priorities, len(priorities))]

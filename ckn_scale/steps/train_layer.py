@@ -1,0 +1,34 @@
+"""Train: sub-patches → the filters of one CKN layer. One shard per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckn_scale.core.ckn_training import add_layer
+from ckn_scale.steps.base import ShardResult, WorkerSettings
+from ckn_scale.steps.channels import TRAINING_SECTIONS, ChannelStep
+from ckn_scale.steps.draw_subpatches import DrawSubpatches, read_ckn_below, read_subpatches
+from ckn_scale.steps.model_parts import save_result
+
+
+class TrainLayer(ChannelStep):
+    """`params`: layer, counted from 0."""
+
+    name = "train_layer"
+    sections = TRAINING_SECTIONS
+    label_params = ("layer",)
+
+    @property
+    def drawn(self) -> DrawSubpatches:
+        return DrawSubpatches(self.run, self.params)
+
+    def shard_ids(self) -> Sequence[int]:
+        return self.drawn.positions()
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        spec, training = self.channel(shard_id).ckn, self.settings.training
+        below = read_ckn_below(self.run, self.settings, spec.channel, int(self.params["layer"]))
+        subpatches = read_subpatches(self.drawn, spec.channel)
+        ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
+        arrays, facts = ckn.to_arrays()
+        return save_result(self.run, f"ckn-{spec.channel}", arrays, facts, subpatches=len(subpatches))
