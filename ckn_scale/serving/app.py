@@ -11,6 +11,8 @@ import secrets
 import signal
 import socket
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from ckn_scale.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from ray import serve
 
+logger = logging.getLogger(__name__)
 APPLICATION = "ckn_scale"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -60,24 +63,32 @@ def serve_run(
     """
     version, num_shards = _check_run(run_url)
     check_port(host, port)
-    made_key = _make_key_if_needed(host, api_keys, insecure)
-    keys = hash_keys([*api_keys, *([made_key] if made_key else [])])
-    checked = _check_settings(
-        {
-            "run_url": run_url,
-            "shard_groups": min(shard_groups, max(1, num_shards)),
-            "require_keys": bool(keys),
-            "key_hashes": keys,
-            "allowed_hosts": LOOPBACK_NAMES if is_loopback(host) else (),
-            **({} if ray_address else _local_resources()),
-            **settings,
-        }
+    local = {} if ray_address else _local_resources()
+    groups = min(shard_groups, max(1, num_shards))
+    checked, made_key = settle_access(
+        host, api_keys, {"run_url": run_url, "shard_groups": groups, **local, **settings}, insecure=insecure
     )
     with _running(checked, host, port, ray_address):
         if on_ready is not None:
             on_ready(Serving(_url(host, port), version, made_key))
         if block:
             _wait_for_signal()
+
+
+def settle_access(
+    host: str, api_keys: Sequence[str], values: Mapping[str, Any], *, insecure: bool
+) -> tuple[ServeSettings, str | None]:
+    """Settings that say who is answered on `host`, and the key that was made because none was given."""
+    made_key = None
+    if not (hash_keys(api_keys) or insecure or is_loopback(host)):
+        made_key = secrets.token_urlsafe(24)
+    keys = hash_keys([*api_keys, *([made_key] if made_key else [])])
+    access = {
+        "require_keys": bool(keys),
+        "key_hashes": keys,
+        "allowed_hosts": (*LOOPBACK_NAMES, _bracket(host)) if is_loopback(host) else (),
+    }
+    return _check_settings({**access, **values}), made_key
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -133,12 +144,6 @@ def _check_settings(values: Mapping[str, Any]) -> ServeSettings:
         raise SettingsError(f"serving setting {where}: {first['msg']}, got {first['input']!r}") from None
 
 
-def _make_key_if_needed(host: str, api_keys: Sequence[str], insecure: bool) -> str | None:
-    if hash_keys(api_keys) or insecure or is_loopback(host):
-        return None
-    return secrets.token_urlsafe(24)
-
-
 def _local_resources() -> dict[str, Any]:
     """Deployments on one machine share its cores: Ray counts none, the thread counts are what is set."""
     spare = max(1, (os.cpu_count() or 1) - 1)
@@ -153,16 +158,44 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with connect_ray(ray_address):
+        if ray_address is not None:
+            _check_application_is_new()
         location = "HeadOnly" if ray_address is None else "EveryNode"
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         options = {"host": host, "port": port}
         serve.start(proxy_location=location, http_options=options, logging_config=quiet)
         try:
             _deploy(settings, quiet)
+            _check_answers(_url(host, port))
             yield
         finally:
             # The application alone: on a cluster that is not ours others go on, and ours ends next.
             serve.delete(APPLICATION)
+
+
+def _check_application_is_new() -> None:
+    """Whoever serves on this cluster already keeps serving."""
+    from ray import serve
+
+    if APPLICATION in serve.status().applications:
+        raise InputError(
+            f"this cluster serves an application {APPLICATION!r} already; "
+            f"`serve shutdown` ends it, a Serve config changes it"
+        )
+
+
+def _check_answers(url: str) -> None:
+    """A cluster's Serve keeps the address it was first started with, whatever is asked for later."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(20):
+        try:
+            with direct.open(f"{url}/healthz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise WorkFailed(
+        f"the application runs, but nothing answers at {url}: Serve of this cluster listens elsewhere"
+    )
 
 
 def _deploy(settings: ServeSettings, logging_config: Mapping[str, Any]) -> None:
@@ -173,12 +206,27 @@ def _deploy(settings: ServeSettings, logging_config: Mapping[str, Any]) -> None:
     try:
         serve.run(bind_application(settings), name=APPLICATION, logging_config=dict(logging_config))
     except RuntimeError as error:
-        raise WorkFailed(f"serving {settings.run_url} failed: {error}") from error
+        raise WorkFailed(f"serving {settings.run_url} failed: {_find_cause() or error}") from error
+
+
+def _find_cause() -> str | None:
+    """What the first deployment that could not start says: the last line of its traceback."""
+    from ray import serve
+
+    for name, deployment in serve.status().applications[APPLICATION].deployments.items():
+        lines = [line for line in deployment.message.splitlines() if line.strip()]
+        if deployment.status == "DEPLOY_FAILED" and lines:
+            logger.info("%s: %s", name, deployment.message)
+            return f"{name}: {lines[-1].removeprefix('ckn_scale.errors.')}"
+    return None
 
 
 def _url(host: str, port: int) -> str:
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else _bracket(host)}:{port}"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _wait_for_signal() -> None:

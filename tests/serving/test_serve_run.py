@@ -10,7 +10,8 @@ import pytest
 from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.errors import InputError, SettingsError
-from ckn_scale.serving.app import build_app, check_port, is_loopback, serve_run
+from ckn_scale.serving.app import build_app, check_port, is_loopback, serve_run, settle_access
+from ckn_scale.serving.settings import hash_keys
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -76,6 +77,27 @@ def test_refusals_need_neither_ray_nor_torch(tmp_path):
 def test_bad_settings_are_refused_with_their_value(run_url, settings, message):
     with pytest.raises(SettingsError, match=message):
         serve_run(run_url, port=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "insecure", "needs_key", "makes_one"),
+    [
+        ("127.0.0.1", [], False, False, False),
+        ("127.0.0.1", ["mine"], False, True, False),
+        ("0.0.0.0", [], False, True, True),
+        ("0.0.0.0", ["mine", " "], False, True, False),
+        ("0.0.0.0", [" "], False, True, True),
+        ("0.0.0.0", [], True, False, False),
+    ],
+)
+def test_addresses_beyond_this_machine_need_a_key(host, keys, insecure, needs_key, makes_one):
+    settings, made = settle_access(host, keys, {"run_url": "run"}, insecure=insecure)
+    assert settings.require_keys is needs_key
+    assert (made is not None) is makes_one
+    expected = hash_keys([made]) if makes_one else hash_keys(keys)
+    assert settings.key_hashes == expected
+    assert "mine" not in settings.model_dump_json()
+    assert bool(settings.allowed_hosts) is is_loopback(host)
 
 
 def test_build_app_wants_keys_unless_told_otherwise(run_url, monkeypatch):
