@@ -28,3 +28,7 @@ class Keypoints:
 
     def strongest(self, count: int) -> Keypoints:
         return Keypoints(self.frames[:count], self.responses[:count])
+
+
+def empty_keypoints() -> Keypoints:
+    return Keypoints(np.empty((0, 2, 3), np.float32), np.empty(0, np.float32))

@@ -5,79 +5,80 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from ckn_scale.core.affine_shape import pixel_indices
-from ckn_scale.core.refinement import Points
+from ckn_scale.core.buffers import Buffers
 from ckn_scale.core.scale_space import ScaleSpace
+from ckn_scale.core.windows import chunks, disk_window, locate_pixels
 
-RADIUS = 3.0  # of the window, in units of the point's scale
-WEIGHT_SIGMA = 1.5
-GRID_SIDE = 17
+WINDOW = disk_window(radius=4.0, weight_sigma=2.0, side=13)
 NUM_BINS = 36
-CHUNK = 512  # points at once: more fall out of the cache
-SMOOTHING = np.array([1, 4, 6, 4, 1], np.float32) / 16
+SMOOTHING_RAD = 0.8  # wide: a dominant direction is found again, a narrow peak often is not
 
 
-def estimate_orientations(space: ScaleSpace, points: Points, shapes: np.ndarray) -> np.ndarray:
-    """`shapes` (N, 2, 2) turned so that the first axis points along the dominant gradient."""
+def _smoothing_matrix(sigma_rad: float) -> np.ndarray:
+    """(NUM_BINS, NUM_BINS): Gaussian of the circular distance between two bins."""
+    distance = np.abs(np.subtract.outer(np.arange(NUM_BINS), np.arange(NUM_BINS)))
+    distance_rad = np.minimum(distance, NUM_BINS - distance) * (2 * np.pi / NUM_BINS)
+    return np.exp(-0.5 * (distance_rad / sigma_rad) ** 2)
+
+
+SMOOTHING = _smoothing_matrix(SMOOTHING_RAD)
+
+_buffers = Buffers()
+
+
+def orient_frames(space: ScaleSpace, octaves: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """`frames` (N, 2, 3) turned so that the first axis points along the dominant gradient of the region."""
     gradients = _base_gradients(space)
-    unit = shapes / points.sigma_px.astype(np.float32)[:, None, None]
-    angles = np.empty(len(points), np.float32)
-    for start in range(0, len(points), CHUNK):
-        part = slice(start, start + CHUNK)
-        angles[part] = _dominant_angles(
-            gradients, space, points.select(np.arange(len(points))[part]), unit[part]
-        )
-    cos, sin = np.cos(angles), np.sin(angles)
-    return shapes @ np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], axis=1)
+    parts = chunks(len(frames))
+    angles = [_dominant_angles(space, gradients, octaves[part], frames[part]) for part in parts]
+    return turn_frames(frames, np.concatenate(angles))
+
+
+def turn_frames(frames: np.ndarray, angles_rad: np.ndarray) -> np.ndarray:
+    """Frames whose first axis is where the direction (cos, sin) of the old frame was."""
+    cos, sin = np.cos(angles_rad)[:, None], np.sin(angles_rad)[:, None]
+    first, second = frames[:, :, 0], frames[:, :, 1]
+    return np.stack([first * cos + second * sin, second * cos - first * sin, frames[:, :, 2]], axis=2)
 
 
 def _base_gradients(space: ScaleSpace) -> np.ndarray:
-    gradients = np.empty((space.layout.num_pixels, 2), np.float32)
-    for base, start in zip(space.bases, space.layout.starts, strict=True):
-        part = gradients[start : start + base.size]
-        part[:, 0] = cv2.Sobel(base, cv2.CV_32F, 1, 0, ksize=1).ravel()
-        part[:, 1] = cv2.Sobel(base, cv2.CV_32F, 0, 1, ksize=1).ravel()
+    """(2, P) float32: dx and dy of level 0 of every octave."""
+    layout = space.layout
+    gradients = _buffers.take("gradients", 2, layout.num_pixels)
+    for octave in range(len(layout.heights)):
+        base = layout.plane(space.bases, octave)[0]
+        cv2.Sobel(base, cv2.CV_32F, 1, 0, layout.plane(gradients[0], octave)[0], ksize=1)
+        cv2.Sobel(base, cv2.CV_32F, 0, 1, layout.plane(gradients[1], octave)[0], ksize=1)
     return gradients
 
 
-def _window() -> tuple[np.ndarray, np.ndarray]:
-    line = np.linspace(-RADIUS, RADIUS, GRID_SIDE, dtype=np.float32)
-    x, y = np.meshgrid(line, line)
-    radius_sq = (x * x + y * y).ravel()
-    inside = radius_sq <= RADIUS**2 * 1.001
-    return np.stack([x.ravel()[inside], y.ravel()[inside]]), np.exp(
-        -radius_sq[inside] / (2 * WEIGHT_SIGMA**2)
-    )
-
-
 def _dominant_angles(
-    gradients: np.ndarray, space: ScaleSpace, points: Points, shapes: np.ndarray
+    space: ScaleSpace, gradients: np.ndarray, octaves: np.ndarray, frames: np.ndarray
 ) -> np.ndarray:
-    grid, weights = _window()
-    index = pixel_indices(space.layout, points, shapes, grid)
-    local = gradients[index] @ shapes  # (N, K, 2): Aᵀ g
-    magnitude, angle = cv2.cartToPolar(
-        np.ascontiguousarray(local[..., 0]), np.ascontiguousarray(local[..., 1])
-    )
-    position = angle * (NUM_BINS / (2 * np.pi))
-    low = position.astype(np.int32)
-    share = position - low
-    mass = magnitude * weights
-    row = (np.arange(len(points)) * NUM_BINS)[:, None]
-    size = len(points) * NUM_BINS
-    histogram = np.bincount((row + low % NUM_BINS).ravel(), (mass * (1 - share)).ravel(), size)
-    histogram += np.bincount((row + (low + 1) % NUM_BINS).ravel(), (mass * share).ravel(), size)
-    return peak_angles(histogram.reshape(-1, NUM_BINS))
+    pitch_px = np.exp2(octaves).astype(np.float32)
+    pixels = locate_pixels(space.layout, octaves, pitch_px, frames, WINDOW)
+    dx, dy = gradients[0].take(pixels), gradients[1].take(pixels)  # (N, K)
+    shape = frames[:, :, :2, None]
+    along_first = shape[:, 0, 0] * dx + shape[:, 1, 0] * dy  # the gradient in the region's own frame
+    along_second = shape[:, 0, 1] * dx + shape[:, 1, 1] * dy
+    magnitude, angle = cv2.cartToPolar(along_first, along_second)
+    bins = (angle * (NUM_BINS / (2 * np.pi)) + 0.5).astype(np.intp)  # 0 … NUM_BINS, the last is the first
+    bins += (np.arange(len(frames)) * (NUM_BINS + 1))[:, None]
+    counts = np.bincount(bins.ravel(), (magnitude * WINDOW.weights).ravel(), len(frames) * (NUM_BINS + 1))
+    histograms = counts.reshape(-1, NUM_BINS + 1)
+    histograms[:, 0] += histograms[:, NUM_BINS]
+    return peak_angles(histograms[:, :NUM_BINS])
 
 
 def peak_angles(histograms: np.ndarray) -> np.ndarray:
-    """(N,) angle in radians of the highest peak of (N, NUM_BINS) histograms, between bins by a parabola."""
-    smooth = sum(
-        w * np.roll(histograms, shift, axis=1) for shift, w in zip(range(-2, 3), SMOOTHING, strict=True)
-    )
+    """(N,) float32 radians of the highest peak of (N, NUM_BINS) histograms, between bins by a parabola.
+
+    Bin b is centred at b · 2π / NUM_BINS.
+    """
+    smooth = histograms @ SMOOTHING
     peak = smooth.argmax(axis=1)
     rows = np.arange(len(smooth))
-    left, centre, right = (smooth[rows, (peak + d) % NUM_BINS] for d in (-1, 0, 1))
-    curvature = left - 2 * centre + right
-    shift = np.where(curvature < 0, 0.5 * (left - right) / np.minimum(curvature, -1e-12), 0.0)
+    left, centre, right = (smooth[rows, (peak + step) % NUM_BINS] for step in (-1, 0, 1))
+    curvature = np.minimum(left - 2 * centre + right, -1e-12)
+    shift = np.clip(0.5 * (left - right) / curvature, -0.5, 0.5)
     return ((peak + shift) * (2 * np.pi / NUM_BINS)).astype(np.float32)

@@ -43,6 +43,7 @@ class KeypointSpec:
     detector: Literal["hessian-affine", "dense"] = "hessian-affine"
     max_keypoints: int = 800  # the strongest are kept
     threshold: float = 0.1  # the response below which nothing counts, however few points there are
+    scale_weight: float = 1.0  # points are ranked by response · scale^this: large ones are found again more often
     orientation: Literal["dominant", "gravity"] = "dominant"
     saddles: bool = True  # negative extrema of the Hessian's determinant too
     dense_step_px: int = 8
@@ -95,12 +96,14 @@ class CknSpec:
     window_sigma: float | None = None  # Gaussian weight on layer-1 responses, as a share of the side
     descriptor_power: float = 1.0  # power-normalisation of the descriptor before its projection
     input_blur_px: float = 0.0  # Gaussian pre-blur of the patch
+    position_step: int = 1  # layer one is evaluated at every n-th position of each axis
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("layers must hold at least one layer, got none")
         if self.channel == "grad" and self.layers[0].patch_px != 1:
             raise ValueError(f"the first layer of grad has patch_px 1, got {self.layers[0].patch_px}")
+        _at_least(self, position_step=1, input_blur_px=0)
         if not 0 < self.alpha_quantile < 1:
             raise ValueError(f"alpha_quantile must lie between 0 and 1, got {self.alpha_quantile}")
 
