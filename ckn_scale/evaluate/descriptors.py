@@ -1,0 +1,178 @@
+"""Names of descriptors on the command line, and the descriptors they stand for.
+
+sift  rootsift  ckn-grad  ckn-white  ckn-raw     one descriptor
+ckn-mix                                          all channels of the preset
+ckn-grad+ckn-white                               concatenated
+paper:ckn-grad                                   by another preset than the command's
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckn_scale.config import Settings
+from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.ckn_training import train_ckn
+from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.descriptors.sift import SiftDescriptor
+from ckn_scale.core.projection import Projection, fit_projection
+from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec, ProjectionSpec
+from ckn_scale.errors import InputError
+from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
+from ckn_scale.evaluate.regions import KeyedDescriptor
+
+SIFTS = {"sift": False, "rootsift": True}
+CHANNELS = ("grad", "white", "raw")
+MIX = "ckn-mix"
+
+# Channels can be asked for that a preset does not index with; these small ones stand in.
+SPARE_CHANNELS = {
+    "grad": ChannelSpec(
+        CknSpec("grad", (LayerSpec(1, 8, 4), LayerSpec(4, 64, 3)), norm_power=0.5, window_sigma=0.3)
+    ),
+    "white": ChannelSpec(
+        CknSpec("white", (LayerSpec(3, 32, 4), LayerSpec(2, 64, 3)), norm_power=0.5, window_sigma=0.3)
+    ),
+    "raw": ChannelSpec(
+        CknSpec("raw", (LayerSpec(5, 64, 5),), alpha_quantile=0.1), ProjectionSpec(dim=128, whitening=1.0)
+    ),
+}
+
+PatchSource = Callable[[int], np.ndarray]  # how many training patches are wanted → (N, S, S, 3) uint8
+
+
+@dataclass(frozen=True)
+class Member:
+    """One descriptor that can be fitted: SIFT when `channel` is none."""
+
+    label: str
+    settings: Settings
+    channel: ChannelSpec | None = None
+
+    @property
+    def learned(self) -> bool:
+        return self.channel is not None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row of the table: one member, or several whose rows are concatenated."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+def parse_requests(text: str, load: Callable[[str | None], Settings]) -> list[Request]:
+    """`load` gives the settings of a preset by its name, the command's own for none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError("--descriptors names no descriptor")
+    repeated = [name for position, name in enumerate(names) if name in names[:position]]
+    if repeated:
+        raise InputError(f"--descriptors names {repeated[0]} twice")
+    return [_parse_request(name, load) for name in names]
+
+
+def _parse_request(name: str, load: Callable[[str | None], Settings]) -> Request:
+    members = tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load))
+    return Request(name, members)
+
+
+def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Member]:
+    preset, colon, kind = part.rpartition(":")
+    if kind in SIFTS and not colon:
+        return [Member(kind, load(None))]
+    if kind == MIX or kind in [f"ckn-{channel}" for channel in CHANNELS]:
+        settings = load(preset if colon else None)
+        names = settings.channel_names if kind == MIX else [kind.removeprefix("ckn-")]
+        return [Member(f"{preset}{colon}ckn-{one}", settings, _find_channel(settings, one)) for one in names]
+    known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), MIX]
+    raise InputError(f"unknown descriptor {part!r}; there are: {', '.join(known)}")
+
+
+def _find_channel(settings: Settings, name: str) -> ChannelSpec:
+    indexed = [channel for channel in settings.channels if channel.ckn.channel == name]
+    return indexed[0] if indexed else SPARE_CHANNELS[name]
+
+
+def list_members(requests: Sequence[Request]) -> list[Member]:
+    """Every member once, in order."""
+    return list({member.label: member for request in requests for member in request.members}.values())
+
+
+def fit_member(
+    member: Member, smoothing_px: float | None, source: PatchSource, cache: ContentCache
+) -> KeyedDescriptor:
+    """The descriptor behind a member; learned ones are fitted on the source's patches, or found in the cache.
+
+    `smoothing_px` blurs the patch first; by default as the member's own settings say.
+    """
+    if member.channel is None:
+        return _make_sift(member, smoothing_px)
+    channel = member.channel
+    if smoothing_px is not None:
+        channel = replace(channel, ckn=replace(channel.ckn, input_blur_px=smoothing_px))
+    return _fit_ckn(channel, member.settings, source, cache)
+
+
+def _make_sift(member: Member, smoothing_px: float | None) -> KeyedDescriptor:
+    options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
+    sift = SiftDescriptor(root=SIFTS[member.label], **options)
+    key = make_key("sift", hash_code(True), sift.root, sift.window_sigma, sift.smoothing_px)
+    return KeyedDescriptor(sift, key)
+
+
+def _fit_ckn(
+    channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
+) -> KeyedDescriptor:
+    patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
+    key = make_key("ckn", hash_code(True), patches, channel, settings.training)
+    arrays = cache.load(key)
+    if arrays is None:
+        arrays = _train(channel, settings, patches)
+        cache.save(key, arrays)
+    return KeyedDescriptor(_assemble(channel, settings, arrays, patches.shape[1]), key, _seconds(arrays))
+
+
+def _train(channel: ChannelSpec, settings: Settings, patches: np.ndarray) -> dict[str, np.ndarray]:
+    numerics, started = settings.numerics, time.perf_counter()
+    ckn = train_ckn(
+        patches[: settings.training.num_patches], channel.ckn, settings.training, device=numerics.device
+    )
+    rows = encode_patches(
+        ckn,
+        patches[: channel.projection.num_descriptors],
+        batch_size=numerics.batch_patches,
+        device=numerics.device,
+        dtype=numerics.dtype,
+    )
+    projection = fit_projection(rows, channel.projection)
+    arrays = {f"ckn.{name}": array for name, array in ckn.to_arrays()[0].items()}
+    arrays |= {f"projection.{name}": array for name, array in projection.to_arrays()[0].items()}
+    arrays["alphas"] = np.array(ckn.to_arrays()[1]["alphas"], np.float64)
+    arrays["seconds"] = np.array([time.perf_counter() - started])
+    return arrays
+
+
+def _assemble(
+    channel: ChannelSpec, settings: Settings, arrays: dict[str, np.ndarray], size_px: int
+) -> CknDescriptor:
+    ckn_arrays = {name[4:]: array for name, array in arrays.items() if name.startswith("ckn.")}
+    meta = Ckn(channel.ckn, size_px, ()).to_arrays()[1] | {"alphas": arrays["alphas"].tolist()}
+    projection = Projection(arrays["projection.matrix"], arrays["projection.offset"])
+    numerics = settings.numerics
+    return CknDescriptor(
+        Ckn.from_arrays(ckn_arrays, meta),
+        projection,
+        batch_size=numerics.batch_patches,
+        device=numerics.device,
+        dtype=numerics.dtype,
+    )
+
+
+def _seconds(arrays: dict[str, np.ndarray]) -> float:
+    return round(float(arrays["seconds"][0]), 3)

@@ -1,0 +1,126 @@
+"""Descriptors on scenes with known homographies: one grid of region × smoothing that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ckn_scale.config import Settings
+from ckn_scale.evaluate.cache import ContentCache
+from ckn_scale.evaluate.descriptors import Request, fit_member, list_members
+from ckn_scale.evaluate.matching import PairScore, PairTruth, find_truth, score_pair
+from ckn_scale.evaluate.regions import Detected, ImageFile, KeyedDescriptor, RegionReader, describe_regions
+from ckn_scale.evaluate.scenes import Scene
+from ckn_scale.evaluate.training_images import Progress, TrainingPatches
+
+ANY_PIXELS = 2**31  # scenes are not resized: their homographies are in pixels
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One descriptor at one place of the grid."""
+
+    region: float
+    smoothing_px: float
+    scores: dict[tuple[str, int], PairScore]  # by scene and number of the second image
+    dim: int
+    train_seconds: float
+    describe_seconds: float
+
+    @property
+    def mean_ap(self) -> float:
+        return float(np.mean([score.ap for score in self.scores.values()]))
+
+    @property
+    def mean_ap_normalised(self) -> float:
+        return float(np.mean([score.ap_normalised for score in self.scores.values()]))
+
+
+@dataclass(frozen=True)
+class Described:
+    """What one descriptor made of all images of all scenes."""
+
+    rows: dict[ImageFile, np.ndarray]
+    keyed: KeyedDescriptor
+    seconds: float
+
+
+@dataclass
+class PatchTable:
+    scenes: Sequence[Scene]
+    requests: Sequence[Request]
+    settings: Settings
+    train_images: Sequence[Path]
+    cache: ContentCache
+    on_progress: Progress
+    detected: dict[ImageFile, Detected] = field(default_factory=dict)
+    truths: dict[tuple[str, int], PairTruth] = field(default_factory=dict)
+
+    def measure(self, regions: Sequence[float], smoothings_px: Sequence[float]) -> dict[str, list[Cell]]:
+        """Every request at every place of the grid."""
+        self._detect()
+        cells: dict[str, list[Cell]] = {request.name: [] for request in self.requests}
+        places = [(region, smoothing_px) for region in regions for smoothing_px in smoothings_px]
+        training = TrainingPatches(self.train_images, self._training_reader(), self.on_progress)
+        for done, place in enumerate(places):
+            described = self._describe_all(*place, training)
+            for request in self.requests:
+                cells[request.name].append(self._score(request, place, described))
+            self.on_progress("grid", done + 1, len(places))
+        return cells
+
+    def _training_reader(self) -> RegionReader:
+        settings = self.settings
+        return RegionReader(settings.images, settings.keypoints, settings.patches, self.cache)
+
+    def _scene_reader(self) -> RegionReader:
+        images = replace(self.settings.images, max_pixels=ANY_PIXELS, min_side_px=1, exif_orientation=False)
+        return replace(self._training_reader(), images=images)
+
+    def _detect(self) -> None:
+        reader, limit = self._scene_reader(), self.settings.keypoints.max_keypoints
+        for done, scene in enumerate(self.scenes):
+            self.detected |= {file: reader.detect(file) for file in scene.images.values()}
+            first = self.detected[scene.images[1]]
+            for number, homography in scene.homographies.items():
+                second = self.detected[scene.images[number]]
+                truth = find_truth(first, second, homography, max_regions=limit)
+                self.truths[scene.name, number] = truth
+            self.on_progress("scenes", done + 1, len(self.scenes))
+
+    def _describe_all(
+        self, region: float, smoothing_px: float, training: TrainingPatches
+    ) -> dict[str, Described]:
+        reader, described = self._scene_reader().with_region(region), {}
+        for member in list_members(self.requests):
+            source = training.source(region, member.settings.sample)
+            keyed = fit_member(member, smoothing_px, source, self.cache)
+            done = {
+                file: describe_regions(reader, file, found, keyed) for file, found in self.detected.items()
+            }
+            rows = {file: one for file, (one, _) in done.items()}
+            described[member.label] = Described(rows, keyed, sum(seconds for _, seconds in done.values()))
+            self.on_progress(f"region {region:g}, smoothing {smoothing_px:g}", len(described), 0)
+        return described
+
+    def _score(self, request: Request, place: tuple[float, float], described: dict[str, Described]) -> Cell:
+        members = [described[member.label] for member in request.members]
+        scores = {}
+        for scene in self.scenes:
+            rows = {
+                number: np.concatenate([one.rows[file] for one in members], axis=1)
+                for number, file in scene.images.items()
+            }
+            for number in scene.homographies:
+                truth = self.truths[scene.name, number]
+                scores[scene.name, number] = score_pair(truth, rows[1], rows[number])
+        return Cell(
+            *place,
+            scores=scores,
+            dim=sum(one.keyed.dim for one in members),
+            train_seconds=sum(one.keyed.train_seconds for one in members),
+            describe_seconds=sum(one.seconds for one in members),
+        )

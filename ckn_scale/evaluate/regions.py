@@ -1,0 +1,131 @@
+"""The regions of images and their patches, through the pipeline's front, kept in the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ckn_scale.core.descriptors import PatchDescriptor
+from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.images import decode_image
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
+from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
+
+
+class UnusableImage(InputError):
+    """An image of a data set that the pipeline would refuse; training goes on without it."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image of a data set; `box` (x1, y1, x2, y2) is cut out before anything else."""
+
+    path: Path
+    box: tuple[float, float, float, float] | None = None
+
+    def read(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Detected:
+    """What the detector found in one image; `key` names it in the cache."""
+
+    key: str
+    keypoints: Keypoints
+    width_px: int
+    height_px: int
+
+
+@dataclass(frozen=True)
+class RegionReader:
+    """`images` and `keypoints` say which regions there are, `patches` how large a square each becomes."""
+
+    images: ImageSpec
+    keypoints: KeypointSpec
+    patches: PatchSpec
+    cache: ContentCache
+
+    def with_region(self, region: float) -> RegionReader:
+        return replace(self, patches=replace(self.patches, region=region))
+
+    def key_of(self, file: ImageFile) -> str:
+        return make_key("keypoints", hash_code(False), file.read(), file.box, self.images, self.keypoints)
+
+    def detect(self, file: ImageFile) -> Detected:
+        key = self.key_of(file)
+        arrays = self.cache.load(key)
+        if arrays is None:
+            image = self.decode(file)
+            found = detect_keypoints(image, self.keypoints)
+            size = np.array(image.shape[1::-1], np.int64)
+            arrays = {"frames": found.frames, "responses": found.responses, "size": size}
+            self.cache.save(key, arrays)
+        keypoints = Keypoints(arrays["frames"], arrays["responses"])
+        return Detected(key, keypoints, *arrays["size"].tolist())
+
+    def decode(self, file: ImageFile) -> np.ndarray:
+        try:
+            return decode_image(file.read(), self.images, box=file.box)
+        except ImageRejected as rejected:
+            raise UnusableImage(f"{file.path} cannot be used: {rejected}") from None
+
+    def patches_key(self, detected: Detected) -> str:
+        return make_key("patches", detected.key, self.patches)
+
+    def extract(self, file: ImageFile, detected: Detected) -> np.ndarray:
+        """(N, S, S, 3) uint8, one per keypoint."""
+        key = self.patches_key(detected)
+        arrays = self.cache.load(key)
+        if arrays is None:
+            patches = extract_patches(self.decode(file), detected.keypoints, self.patches)
+            arrays = {"patches": patches}
+            self.cache.save(key, arrays)
+        return arrays["patches"]
+
+    def extract_some(self, file: ImageFile, detected: Detected, chosen: Sequence[int]) -> np.ndarray:
+        """Patches of some keypoints only; too small a thing to keep."""
+        found = detected.keypoints
+        some = Keypoints(found.frames[chosen], found.responses[chosen])
+        return extract_patches(self.decode(file), some, self.patches)
+
+
+@dataclass(frozen=True)
+class KeyedDescriptor:
+    """A descriptor and the hash of all that makes it."""
+
+    descriptor: PatchDescriptor
+    key: str
+    train_seconds: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        return self.descriptor.dim
+
+
+def describe_regions(
+    reader: RegionReader, file: ImageFile, detected: Detected, keyed: KeyedDescriptor
+) -> tuple[np.ndarray, float]:
+    """(N, dim) float32 of one image's regions, and the seconds it took when it was done.
+
+    Patches are cut only when the cache does not know the descriptors.
+    """
+    key = make_key("descriptors", reader.patches_key(detected), keyed.key)
+    arrays = reader.cache.load(key)
+    if arrays is None:
+        patches = reader.extract(file, detected)
+        started = time.perf_counter()
+        rows = keyed.descriptor.describe(patches)
+        arrays = {"rows": rows, "seconds": np.array([time.perf_counter() - started])}
+        reader.cache.save(key, arrays)
+    return arrays["rows"], float(arrays["seconds"][0])

@@ -1,0 +1,52 @@
+"""Tables for people and JSON for scripts, of what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckn_scale.errors import InputError
+
+
+def check_writable(path: Path | None) -> None:
+    """Before hours of work, not after them."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InputError(
+            f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is missing'}"
+        )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """All of it or nothing: renamed into place when complete."""
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    try:
+        descriptor, part = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as sink:
+            sink.write(text + "\n")
+        Path(part).replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def render(line: Sequence[str]) -> str:
+        cells = [
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(render(line) for line in lines)
+
+
+def points(share: float) -> str:
+    """0.6512 → `65.1`."""
+    return f"{100 * share:.1f}"
