@@ -8,6 +8,7 @@ from typing import Literal
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.runners.base import ProgressHook
 from ckn_scale.runners.index_images import IndexReport, check_tolerance, index_images
+from ckn_scale.steps.model_parts import settings_for_models
 
 
 def index(
@@ -20,15 +21,27 @@ def index(
     workers: int = 2,
     ray: Literal["local", "auto"] | None = None,
     keep: Sequence[str] = (),
+    append: bool = False,
+    models: str | None = None,
     accept: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
     """Index a folder, glob, list, tar or Parquet file of images into `run`; resumable.
 
+    `append` adds what `images` has beyond the run's plan; `models` takes over another run's models.
     Raises WorkFailed when shards failed, the gate was not passed or too many images were unusable.
     """
-    settings = load_settings(preset, config, overrides)
-    resources = Resources(workers=workers, ray=ray)
-    report = index_images(images, run, settings, resources, keep=keep, accept=accept, on_progress=on_progress)
+    settings = settings_for_models(load_settings(preset, config, overrides), models)
+    report = index_images(
+        images,
+        run,
+        settings,
+        Resources(workers=workers, ray=ray),
+        keep=keep,
+        append=append,
+        models=models,
+        accept=accept,
+        on_progress=on_progress,
+    )
     check_tolerance(report, settings.publish.max_failed_share)
     return report

@@ -16,7 +16,7 @@ import sys
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.errors import CknScaleError
 from ckn_scale.runners.base import Progress
-from ckn_scale.runners.index_images import Driver, check_tolerance, open_crew, publish, summarise, train
+from ckn_scale.runners.index_images import check_tolerance, open_driver, publish, sample, summarise, train
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan import plan_images
 
@@ -25,9 +25,9 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
     settings = load_settings(arguments.preset, arguments.config, arguments.override)
     resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
     run = plan_images(arguments.run, settings, arguments.images)  # list the images once, freeze the list
-    with open_crew(run, resources) as crew:  # actors, each pinned to its GPU
-        driver = Driver(run, crew, resources, log_progress)
-        train(driver, settings)  # sample → CKN → projection → words → reduction, on a hash sample
+    with open_driver(run, resources, log_progress) as driver:  # actors, each pinned to its GPU
+        sample(driver, settings)  # images drawn by hash → patches
+        train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
         driver.do(EncodeImages)  # every image once → vector, points, thumbnail
         version = publish(driver, accept=arguments.accept)  # index shards, planted queries, version
     report = summarise(driver, version)

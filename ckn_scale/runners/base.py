@@ -29,6 +29,7 @@ class ShardTask:
     params: Mapping[str, str] = field(default_factory=dict)
     tries: int = 0
     isolate: bool = False
+    redo: str | None = None  # why a shard that is committed is done once more
 
 
 @dataclass(frozen=True)

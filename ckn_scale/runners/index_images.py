@@ -23,10 +23,11 @@ from ckn_scale.steps.base import Step, check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, name_build, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.model_parts import record_generation
-from ckn_scale.steps.pipeline import list_learning
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.model_parts import adopt_models, record_generation
+from ckn_scale.steps.pipeline import list_training
+from ckn_scale.steps.plan import Source, plan_images
 from ckn_scale.steps.publish import count_states, publish_version
+from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,15 @@ class Driver:
         for commit in committed.values():
             check_fingerprint(step, commit)
         shard_ids = step.shard_ids()
-        tasks = [ShardTask(step.name, one, dict(step.params)) for one in shard_ids if one not in committed]
-        total = len(shard_ids)
+        self._do_tasks(step, [one for one in shard_ids if one not in committed], len(shard_ids))
+        return step
+
+    def redo(self, step: Step, shard_ids: Sequence[int], reason: str) -> None:
+        """The next generation of committed shards."""
+        self._do_tasks(step, shard_ids, len(step.shard_ids()), reason)
+
+    def _do_tasks(self, step: Step, shard_ids: Sequence[int], total: int, redo: str | None = None) -> None:
+        tasks = [ShardTask(step.name, one, dict(step.params), redo=redo) for one in shard_ids]
         self.run.events.write("step_begins", step=step.label, shards=total, undone=len(tasks))
         self.on_progress(Progress(step.label, total - len(tasks), total, 0, 0.0))
         report = run_shards(
@@ -76,40 +84,40 @@ class Driver:
         )
         self.reports.append(report)
         self.run.events.write("step_ends", step=step.label, done=report.done, failed=len(report.failed))
+        self.run.events.flush()
         require_done(report)
-        return step
 
 
 def index_images(
-    source: str | Sequence[str],
+    source: Source,
     run_url: str,
     settings: Settings,
     resources: Resources | None = None,
     *,
     keep: Sequence[str] = (),
+    append: bool = False,
+    models: str | None = None,
     accept: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
     """Index `source` into `run_url`; called again, it goes on where it stopped."""
     resources = resources or Resources()
-    run = plan_images(run_url, settings, source, keep)
-    with open_crew(run, resources) as crew:
-        driver = Driver(run, crew, resources, on_progress)
+    run = plan_images(run_url, settings, source, keep, append=append)
+    if models is not None:
+        adopt_models(run, models)
+    with open_driver(run, resources, on_progress) as driver:
+        sample(driver, settings)
         train(driver, settings)
         driver.do(EncodeImages)
         version = publish(driver, accept=accept)
     return summarise(driver, version)
 
 
-def summarise(driver: Driver, version: int) -> IndexReport:
-    return IndexReport(driver.run.url, version, count_states(driver.run), driver.reports)
-
-
 @contextmanager
-def open_crew(run: RunFolder, resources: Resources) -> Iterator[Crew]:
-    """The workers that `resources` asks for, each having shown that it sees the run and its images."""
+def open_driver(run: RunFolder, resources: Resources, on_progress: ProgressHook) -> Iterator[Driver]:
+    """A driver with the workers that `resources` asks for, each having shown that it sees run and images."""
     with show_sight(run) as sight, _choose_crew(resources)(run.url, resources, sight) as crew:
-        yield crew
+        yield Driver(run, crew, resources, on_progress)
 
 
 def _choose_crew(resources: Resources) -> Callable[[str, Resources, Sight], Crew]:
@@ -122,28 +130,43 @@ def _choose_crew(resources: Resources) -> Callable[[str, Resources, Sight], Crew
     return InlineCrew if resources.workers == 0 else PoolCrew
 
 
+def sample(driver: Driver, settings: Settings) -> None:
+    """Draw the training patches, unless the run has models already."""
+    if driver.run.models.latest() is None:
+        driver.do(SamplePatches)
+
+
 def train(driver: Driver, settings: Settings) -> None:
-    """Sample and learn everything, unless the run has a generation of models already."""
-    if driver.run.models.latest() is not None:
-        return
-    for kind, params in list_learning(settings):
-        driver.do(kind, params)
-    record_generation(driver.run, settings)
+    """Learn everything, unless the run has a generation of models already."""
+    if driver.run.models.latest() is None:
+        for kind, params in list_training(settings):
+            driver.do(kind, params)
+        record_generation(driver.run, settings)
+
+
+def build(driver: Driver) -> BuildIndex:
+    """The index shards of what is encoded."""
+    step = driver.do(BuildIndex, {"build": name_build(driver.run)})
+    assert isinstance(step, BuildIndex)
+    return step
 
 
 def publish(driver: Driver, *, accept: bool) -> int:
     """Build, certify and publish what is encoded; the version that is current afterwards."""
-    build = name_build(driver.run)
     latest = driver.run.versions.latest()
-    if latest is not None and latest[1]["build"] == build:
+    if latest is not None and latest[1]["build"] == name_build(driver.run):
         return latest[0]
-    built = driver.do(BuildIndex, {"build": build})
-    assert isinstance(built, BuildIndex)
+    built = build(driver)
     manifest = write_build_manifest(built)
-    params = {"build": build, "manifest": manifest.path, "manifest_sha256": manifest.sha256}
+    params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256}
     certified = driver.do(CertifyIndex, params)
     assert isinstance(certified, CertifyIndex)
-    return publish_version(driver.run, build, manifest, make_certificate(certified), accept=accept)
+    certificate = make_certificate(certified)
+    return publish_version(driver.run, built.params["build"], manifest, certificate, accept=accept)
+
+
+def summarise(driver: Driver, version: int) -> IndexReport:
+    return IndexReport(driver.run.url, version, count_states(driver.run), driver.reports)
 
 
 def check_tolerance(report: IndexReport, max_failed_share: float) -> None:

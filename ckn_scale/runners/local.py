@@ -169,7 +169,7 @@ def _serve_shards(pipe: Connection, run_url: str, read_ahead: int, sight: Sight)
 
 def _perform(worker: Worker, task: ShardTask) -> Outcome:
     try:
-        report = worker.process(task.step, task.shard_id, task.params, task.isolate)
+        report = worker.process(task)
         return Outcome(task, "done", report)
     except CknScaleError as error:
         return Outcome(task, "failed", error=error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -36,8 +35,8 @@ class ShardActor:
     def ready(self) -> str:
         return ray.get_runtime_context().get_node_id()
 
-    def process(self, step: str, shard_id: int, params: Mapping[str, str], isolate: bool) -> dict[str, Any]:
-        return self._worker.process(step, shard_id, params, isolate)
+    def process(self, task: ShardTask) -> dict[str, Any]:
+        return self._worker.process(task)
 
 
 class RayCrew:
@@ -72,7 +71,7 @@ class RayCrew:
 
     def start(self, task: ShardTask) -> None:
         actor = self._idle.pop()
-        result = actor.process.remote(task.step, task.shard_id, dict(task.params), task.isolate)
+        result = actor.process.remote(task)
         self._running[result] = (actor, task, time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Outcome]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckn_scale.core.threads import require_device, set_compute_threads
+from ckn_scale.runners.base import ShardTask
 from ckn_scale.runners.sight import Sight, check_sight
-from ckn_scale.steps.base import Step, WorkerSettings, process_shard
+from ckn_scale.steps.base import Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.steps.pipeline import STEPS
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -26,10 +27,14 @@ class Worker:
         require_device(numerics["device"])
         set_compute_threads(numerics["threads"])
 
-    def process(self, step: str, shard_id: int, params: Mapping[str, str], isolate: bool) -> dict[str, Any]:
-        commit, worked = process_shard(
-            self._open(step, params), shard_id, WorkerSettings(self.read_ahead, isolate)
-        )
+    def process(self, task: ShardTask) -> dict[str, Any]:
+        """Do one shard; the report says how many images it held and who is known to have done it."""
+        step, worker = self._open(task.step, task.params), WorkerSettings(self.read_ahead, task.isolate)
+        standing = step.log.get(task.shard_id) if task.redo is not None else None
+        if standing is not None:
+            commit, worked = redo_shard(step, standing, str(task.redo), worker), True
+        else:
+            commit, worked = process_shard(step, task.shard_id, worker)
         return {"images": sum(commit.states.values()), "worked": worked, "seconds": commit.seconds}
 
     def _open(self, name: str, params: Mapping[str, str]) -> Step:

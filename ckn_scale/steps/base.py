@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -148,4 +149,5 @@ def describe_worker(device: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "device": device,
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }

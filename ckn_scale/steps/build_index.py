@@ -21,7 +21,7 @@ from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.plan import PlanReader, count_shards, require_segments
+from ckn_scale.steps.plan import PlanReader, count_shards, read_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
@@ -64,6 +64,10 @@ class BuildIndex(Step):
     def encoded(self) -> dict[int, Commit]:
         return self.run.commits(EncodeImages.name).committed()
 
+    @cached_property
+    def replaced(self) -> pa.Array:
+        return pa.array(read_replaced(self.run))
+
     def shard_ids(self) -> Sequence[int]:
         total = count_shards(self.plan.segments)
         return range(-(-total // self.settings.index.shards_per_index_shard))
@@ -83,7 +87,8 @@ class BuildIndex(Step):
 
     def _read_vectors(self, shard_id: int) -> pa.Table:
         table = read_table(self.run.store, self.encoded[shard_id].files["vectors"])
-        return table.filter(pc.equal(table.column("state"), "ok"))
+        table = table.filter(pc.equal(table.column("state"), "ok"))
+        return table.filter(pc.invert(pc.is_in(table.column("image_id"), self.replaced)))
 
     def _side_columns(self, covered: Sequence[int], ids: pa.ChunkedArray) -> tuple[Any, ...]:
         planned = pa.concat_tables(self.plan.read_table(shard_id) for shard_id in covered)

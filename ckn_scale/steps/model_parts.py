@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import Settings
+from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.encoder import Part, encoder_facts
 from ckn_scale.errors import InputError
 from ckn_scale.steps.base import ShardResult
@@ -86,6 +86,47 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
     files = {name: {"path": file.path, "sha256": file.sha256} for name, file in sorted(models.items())}
     run.models.create(1, {"attempt": new_attempt(), "models": files})
     return 1
+
+
+MODEL_SECTIONS = ("channels", "images", "keypoints", "patches", "sample", "training", "vlad", "reduction")
+
+
+def settings_for_models(settings: Settings, source: str | None) -> Settings:
+    """`settings` with all that made the models of another run taken from that run."""
+    if source is None:
+        return settings
+    theirs = RunFolder.open(_split_source(source)[0]).settings
+    mine = settings.model_dump(mode="json")
+    wanted = {name: theirs[name] for name in (*MODEL_SECTIONS, "numerics")}
+    return parse_settings({**mine, **wanted})
+
+
+def _split_source(source: str) -> tuple[str, str]:
+    """A run's url and the number of one of its generations, or nothing: the latest."""
+    if not source.endswith(".json"):
+        return source, ""
+    url, _, record = source.rpartition("/models/")
+    return url, record.removesuffix(".json")
+
+
+def adopt_models(run: RunFolder, source: str) -> None:
+    """Take over the models of another run (its folder, or one of its `models/000001.json` records)."""
+    if run.models.latest() is not None:
+        return
+    url, record = _split_source(source)
+    other = RunFolder.open(url)
+    bodies = dict(other.models.all())
+    number = int(record) if record else max(bodies, default=0)
+    if number not in bodies:
+        raise InputError(f"{other.url} has no models to take over: train it first")
+    for file in bodies[number]["models"].values():
+        for path in (file["path"], file["path"].removesuffix(".safetensors") + ".json"):
+            if not run.store.exists(path):
+                run.store.create(path, other.store.read(path))
+    run.models.create(
+        1,
+        {"attempt": new_attempt(), "models": bodies[number]["models"], "taken_from": f"{other.url} {number}"},
+    )
 
 
 def read_generation(run: RunFolder) -> tuple[int, dict[str, ModelFile]]:

@@ -13,8 +13,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from ckn_scale.config import Settings
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 STAGE, SAMPLE_STAGE = "images", "samples/images"
 SHARDS_PER_FILE = 256
+
+Source: TypeAlias = "str | Sequence[str]"
 
 
 @dataclass(frozen=True)
@@ -70,26 +73,79 @@ class Segment:
 
 
 def plan_images(
-    run_url: str, settings: Settings, source: str | Sequence[str], keep: Sequence[str] = ()
+    run_url: str, settings: Settings, source: Source, keep: Sequence[str] = (), *, append: bool = False
 ) -> RunFolder:
     """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
 
-    Bad input is refused before anything is written: a source is listed, and found to hold at least
-    one image, before the run folder is made.
+    With `append` what `source` has beyond the plan becomes the next segment. Bad input is refused
+    before anything is written: a source is listed, and found to hold at least one image, before the
+    run folder is made.
     """
-    refs = None if is_run(run_url) else _list_sorted(source, keep)
+    refs = None if is_run(run_url) else list_sorted(source, keep)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
-    if not read_segments(run):
-        _write_segment(run, settings, 1, 0, 0, refs or _list_sorted(source, keep), source)
+    segments = read_segments(run)
+    if not segments:
+        _write_segment(run, settings, [], refs or list_sorted(source, keep), source)
+    elif append:
+        append_segment(run, settings, segments, list_sorted(source, keep), source)
     return run
 
 
-def _list_sorted(source: str | Sequence[str], keep: Sequence[str]) -> Iterator[ImageRef]:
+def list_sorted(source: Source, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
+    """The images of a source in the order of their URIs; InputError when there are none."""
     refs = sort_refs(list_images(source, keep=keep))
     first = next(refs, None)
     if first is None:
         raise InputError(f"no image in {source}")
     return chain([first], refs)
+
+
+def append_segment(
+    run: RunFolder, settings: Settings, segments: Sequence[Segment], refs: Iterator[ImageRef], source: Source
+) -> None:
+    """A segment of the images that are new or changed; a changed one replaces the old at the next build."""
+    replaced: list[int] = []
+    fresh = select_new(refs, iter_planned(run, segments), replaced)
+    first = next(fresh, None)
+    if first is None:
+        log.info("%s: nothing new in %s", run.url, source)
+        return
+    _write_segment(run, settings, segments, chain([first], fresh), source, replaced)
+
+
+def select_new(
+    refs: Iterator[ImageRef], planned: Iterator[PlannedImage], replaced: list[int]
+) -> Iterator[ImageRef]:
+    """Of refs and planned images, both sorted by URI, the refs the plan does not hold as they are now.
+
+    Ids of planned images whose content changed are added to `replaced`.
+    """
+    known = next(planned, None)
+    for ref in refs:
+        same: PlannedImage | None = None
+        while known is not None and known.uri <= ref.uri:
+            same = known if known.uri == ref.uri else same  # of several, the newest
+            known = next(planned, None)
+        if same is not None and (same.size_bytes, same.etag) == (ref.size_bytes, ref.etag):
+            continue
+        if same is not None:
+            replaced.append(same.image_id)
+        yield ref
+
+
+def iter_planned(run: RunFolder, segments: Sequence[Segment]) -> Iterator[PlannedImage]:
+    """All planned images by URI, then id; one file per segment in memory."""
+    streams = (
+        (image for file in segment.files for image in iter_images(read_table(run.store, file)))
+        for segment in segments
+    )
+    return heapq.merge(*streams, key=lambda image: (image.uri, image.image_id))
+
+
+def read_replaced(run: RunFolder) -> np.ndarray:
+    """Sorted ids of images that a later segment has with other content."""
+    ids = [image_id for _, body in run.plan.all() for image_id in body.get("replaced", [])]
+    return np.unique(np.array(ids, np.int64))
 
 
 def read_segments(run: RunFolder) -> list[Segment]:
@@ -143,18 +199,17 @@ def iter_images(table: pa.Table) -> Iterator[PlannedImage]:
 def _write_segment(
     run: RunFolder,
     settings: Settings,
-    number: int,
-    first_id: int,
-    first_shard: int,
+    before: Sequence[Segment],
     refs: Iterable[ImageRef],
-    source: str | Sequence[str],
+    source: Source,
+    replaced: Sequence[int] = (),
 ) -> None:
-    attempt = new_attempt()
+    number, attempt = len(before) + 1, new_attempt()
+    first_id = before[-1].first_id + before[-1].num_images if before else 0
     draw = _SampleDraw(settings.sample.seed, settings.sample.num_images)
-    rows_per_file = settings.plan.images_per_shard * SHARDS_PER_FILE
     files: list[DataFile] = []
     next_id = first_id
-    for chunk in _chunks(refs, rows_per_file):
+    for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
         table = _make_table(chunk, next_id)
         draw.add(table)
         files.append(write_table(run, f"{STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
@@ -165,10 +220,11 @@ def _write_segment(
         "source": source if isinstance(source, str) else list(source)[:100],
         "first_id": first_id,
         "num_images": next_id - first_id,
-        "first_shard": first_shard,
+        "first_shard": before[-1].first_shard + before[-1].num_shards if before else 0,
         "images_per_shard": settings.plan.images_per_shard,
         "files": [vars(file) for file in files],
         "sample": vars(sample),
+        "replaced": list(replaced),
     }
     created = run.plan.create(number, body)
     log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if created.won else "lost")

@@ -20,7 +20,7 @@ def prepare_image(image: PlannedImage, front: Front) -> PreparedImage | ImageRej
 
 def read_planned(image: PlannedImage) -> bytes:
     """The bytes the plan listed; ImageRejected when they are gone or have changed."""
-    data = read_image(image.uri)
+    data = read_image(image.uri, etag=image.etag)
     if image.size_bytes not in (-1, len(data)):
         raise ImageRejected("changed", f"planned with {image.size_bytes} bytes, now {len(data)}")
     return data

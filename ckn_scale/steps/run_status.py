@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -35,6 +35,9 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
             "planned": sum(segment.num_images for segment in segments),
             "states": dict(sorted(states.items())),
         },
+        "peak_memory_mb": max(
+            (commit.worker.get("peak_memory_mb", 0) for commit in encoded.values()), default=0
+        ),
         "version": None if latest is None else latest[0],
         "certificate": None if latest is None else latest[1]["certificate"],
     }
@@ -43,10 +46,18 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 def list_failures(run: RunFolder, state: str | None = None) -> Iterator[dict[str, Any]]:
     """Every image that could not be used: id, uri, state, reason, in id order."""
     reader = PlanReader(run, read_segments(run))
-    for shard_id, commit in sorted(run.commits(EncodeImages.name).committed().items()):
-        wanted = sum(n for name, n in commit.states.items() if name != "ok" and state in (None, name))
-        if wanted:
-            yield from _failures_of(run, reader, shard_id, commit, state)
+    commits = run.commits(EncodeImages.name).committed()
+    for shard_id in shards_with_failures(run, state):
+        yield from _failures_of(run, reader, shard_id, commits[shard_id], state)
+
+
+def shards_with_failures(run: RunFolder, state: str | None = None) -> list[int]:
+    """Encoded shards that hold images which are not `ok`, or of one state."""
+    return sorted(
+        shard_id
+        for shard_id, commit in run.commits(EncodeImages.name).committed().items()
+        if any(name != "ok" and state in (None, name) and count for name, count in commit.states.items())
+    )
 
 
 def _failures_of(
@@ -82,4 +93,24 @@ def _summarise_step(step: Step) -> Mapping[str, Any]:
         "seconds": round(sum(commit.seconds for commit in commits.values()), 3),
         "bytes": sum(file.size_bytes for commit in commits.values() for file in commit.files.values()),
         "redone": sum(commit.generation > 1 for commit in commits.values()),
+        "images_per_s": _rate(commits.values()),
+        "remaining_s": _remaining_s(commits.values(), len(step.shard_ids())),
     }
+
+
+def _wall_s(commits: Collection[Commit]) -> float:
+    if not commits:
+        return 0.0
+    ends = max(commit.started_at + commit.seconds for commit in commits)
+    return ends - min(commit.started_at for commit in commits)
+
+
+def _rate(commits: Collection[Commit]) -> float:
+    """Images per second of wall time between the first start and the last end."""
+    images, wall_s = sum(sum(commit.states.values()) for commit in commits), _wall_s(commits)
+    return round(images / wall_s, 3) if wall_s > 0 else 0.0
+
+
+def _remaining_s(commits: Collection[Commit], total: int) -> float:
+    done = len(commits)
+    return round(_wall_s(commits) / done * (total - done), 1) if 0 < done < total else 0.0

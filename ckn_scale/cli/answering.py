@@ -1,0 +1,124 @@
+"""Verbs that answer: search from the shell, serve over HTTP, and the demo."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ckn_scale.cli.options import AsJson, Run, print_json
+from ckn_scale.errors import InputError
+
+Port = Annotated[int, typer.Option(min=1, max=65535)]
+
+
+def search(
+    run: Run,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Query images: paths or URIs.")],
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Hits per query.")] = 10,
+    version: Annotated[
+        int | None, typer.Option(help="A published version; the current one by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The indexed images that show the same thing as the given ones.
+
+    \b
+    ckn-scale search run/ photo.jpg -k 5
+    """
+    from ckn_scale.errors import ImageRejected
+    from ckn_scale.search.engine import open_index
+
+    opened = open_index(run, version)
+    results: list[dict[str, Any]] = []
+    for image in images:
+        try:
+            hits = [asdict(hit) for hit in opened.search(image, k)]
+            results.append({"query": image, "hits": hits})
+        except ImageRejected as rejected:
+            error = {"state": rejected.state, "reason": rejected.reason}
+            results.append({"query": image, "hits": [], "error": error})
+    if as_json:
+        print_json({"version": opened.version, "results": results})
+    else:
+        _print_results(results)
+    if any("error" in result for result in results):
+        raise typer.Exit(1)
+
+
+def serve(
+    run: Run,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback with keys.")] = "127.0.0.1",
+    port: Port = 8000,
+    shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="auto: the cluster this runs in; else an own Ray.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with one API key per line.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
+) -> None:
+    """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz.
+
+    \b
+    ckn-scale serve run/
+    ckn-scale serve s3://bucket/run --ray auto --host 0.0.0.0 --api-key-file keys.txt
+    """
+    from ckn_scale.serving.app import Serving, serve_run
+
+    def announce(serving: Serving) -> None:
+        print(f"serving version {serving.version} of {run} at {serving.url}  (Ctrl-C ends it)", flush=True)
+        if serving.api_key is not None:
+            print(f"API key, made for this call: {serving.api_key}", flush=True)
+
+    serve_run(
+        run,
+        host=host,
+        port=port,
+        shard_groups=shard_groups,
+        ray_address=ray,
+        api_keys=_read_keys(api_key_file),
+        insecure=insecure,
+        on_ready=announce,
+    )
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where it works; made anew.")] = Path("demo-out"),
+    port: Port = 8000,
+    once: Annotated[bool, typer.Option("--once", help="End by itself after the queries.")] = False,
+) -> None:
+    """Index, serve and query a small photo set: the whole path, with a page to try at the end.
+
+    \b
+    ckn-scale demo --once
+    """
+    from ckn_scale.demo import run_demo
+
+    if not run_demo(folder, port=port, once=once, say=lambda line: print(line, flush=True)):
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (search, serve, demo):
+        app.command()(verb)
+
+
+def _print_results(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        print(result["query"])
+        if "error" in result:
+            print(f"  {result['error']['state']}: {result['error']['reason']}")
+        for hit in result["hits"]:
+            print(f"  {hit['score']:.4f}  {hit['uri']}")
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise InputError(f"cannot read the keys in {path}: {error.strerror}") from None
+    if not keys:
+        raise InputError(f"{path} holds no key")
+    return keys

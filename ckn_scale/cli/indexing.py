@@ -1,0 +1,214 @@
+"""Verbs that make a run: `index` does everything, the others one step each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from ckn_scale.cli.options import (
+    Accept,
+    Append,
+    Config,
+    DryRun,
+    Images,
+    Keep,
+    Models,
+    Override,
+    Preset,
+    Quiet,
+    Ray,
+    Run,
+    Workers,
+    count_states,
+)
+
+if TYPE_CHECKING:
+    from ckn_scale.config import Settings
+    from ckn_scale.runners.index_images import Driver
+
+
+def index(
+    images: Images,
+    run: Run,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+    workers: Workers = 2,
+    ray: Ray = None,
+    models: Models = None,
+    keep: Keep = None,
+    append: Append = False,
+    accept: Accept = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """List, learn, encode, build and publish: everything, resumable.
+
+    \b
+    ckn-scale index photos/ run/
+    ckn-scale index s3://bucket/photos s3://bucket/run --ray auto --workers 16
+    ckn-scale index list.csv run/ --keep title --preset paper --set keypoints.max_keypoints=2000
+    ckn-scale index photos/ run/ --append
+    """
+    settings = _load_settings(preset, config, override, models)
+    if dry_run:
+        _tell_dry_run(images, settings, keep or [])
+        return
+    from ckn_scale.cli.progress import ProgressLine
+    from ckn_scale.config import parse_resources
+    from ckn_scale.runners.index_images import check_tolerance, index_images
+
+    report = index_images(
+        images,
+        run,
+        settings,
+        parse_resources({"workers": workers, "ray": ray}),
+        keep=keep or [],
+        append=append,
+        models=models,
+        accept=accept,
+        on_progress=ProgressLine(quiet=quiet),
+    )
+    print(f"version {report.version} of {report.run}: {count_states(report.states)}")
+    check_tolerance(report, settings.publish.max_failed_share)
+
+
+def plan(
+    images: Images,
+    run: Run,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+    models: Models = None,
+    keep: Keep = None,
+    append: Append = False,
+) -> None:
+    """List the images, freeze the list, cut it into shards, and say what the run will take.
+
+    \b
+    ckn-scale plan s3://bucket/photos s3://bucket/run
+    """
+    settings = _load_settings(preset, config, override, models)
+    from ckn_scale.steps.estimate import estimate_run
+    from ckn_scale.steps.model_parts import adopt_models
+    from ckn_scale.steps.plan import plan_images, read_segments
+
+    opened = plan_images(run, settings, images, keep or [], append=append)
+    if models is not None:
+        adopt_models(opened, models)
+    for segment in read_segments(opened):
+        print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
+    for line in estimate_run(opened, settings).lines():
+        print(line)
+
+
+def sample(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+    """Draw the training patches from images chosen by hash.
+
+    \b
+    ckn-scale sample run/ --workers 4
+    """
+    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+        from ckn_scale.runners import index_images as path
+
+        path.sample(driver, settings)
+
+
+def train(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+    """Learn the networks, projections, words and the reduction from the sample.
+
+    \b
+    ckn-scale train run/
+    """
+    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+        from ckn_scale.runners import index_images as path
+
+        path.sample(driver, settings)
+        path.train(driver, settings)
+
+
+def encode(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+    """Every planned image once: state, vector, strongest points, thumbnail.
+
+    \b
+    ckn-scale encode run/ --ray auto --workers 16
+    """
+    with _open_driver(run, workers, ray, quiet) as (driver, _):
+        from ckn_scale.steps.encode_images import EncodeImages
+
+        driver.do(EncodeImages)
+
+
+def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+    """Index shards of what is encoded.
+
+    \b
+    ckn-scale build run/
+    """
+    with _open_driver(run, workers, ray, quiet) as (driver, _):
+        from ckn_scale.runners import index_images as path
+
+        path.build(driver)
+
+
+def publish(
+    run: Run, workers: Workers = 2, ray: Ray = None, accept: Accept = False, quiet: Quiet = False
+) -> None:
+    """Certify the build with planted queries and make it the current version.
+
+    \b
+    ckn-scale publish run/
+    """
+    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+        from ckn_scale.runners import index_images as path
+
+        version = path.publish(driver, accept=accept)
+    report = path.summarise(driver, version)
+    print(f"version {version} of {report.run}: {count_states(report.states)}")
+    path.check_tolerance(report, settings.publish.max_failed_share)
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (index, plan, sample, train, encode, build, publish):
+        app.command()(verb)
+
+
+@contextmanager
+def _open_driver(run: str, workers: int, ray: str | None, quiet: bool) -> Iterator[tuple[Driver, Settings]]:
+    from ckn_scale.cli.progress import ProgressLine
+    from ckn_scale.config import parse_resources, parse_settings
+    from ckn_scale.runners.index_images import open_driver
+    from ckn_scale.storage.run_folder import RunFolder
+
+    opened = RunFolder.open(run)
+    resources = parse_resources({"workers": workers, "ray": ray})
+    with open_driver(opened, resources, ProgressLine(quiet=quiet)) as driver:
+        yield driver, parse_settings(opened.settings)
+
+
+def _load_settings(
+    preset: str, config: str | None, override: list[str] | None, models: str | None
+) -> Settings:
+    from ckn_scale.config import load_settings
+
+    settings = load_settings(preset, config, override or [])
+    if models is None:
+        return settings
+    from ckn_scale.steps.model_parts import settings_for_models
+
+    return settings_for_models(settings, models)
+
+
+def _tell_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
+    """What would be done, with nothing written."""
+    from ckn_scale.steps.plan import list_sorted
+
+    count = sum(1 for _ in list_sorted(images, keep))
+    shards = -(-count // settings.plan.images_per_shard)
+    sampled = min(count, settings.sample.num_images)
+    print(f"{count} images in {shards} shards; {sampled} of them would be sampled for training")
+    print(f"channels: {', '.join(settings.channel_names)}; words: {settings.vlad.num_words}")
+    print("nothing was written")

@@ -1,0 +1,37 @@
+"""Arguments and options that several verbs share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder: a path or s3://bucket/prefix.")]
+Images = Annotated[
+    str,
+    typer.Argument(metavar="IMAGES", help="A folder, glob, list (txt, csv, parquet) or tar."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Preset = Annotated[str, typer.Option(help="Named settings: compact, paper, tiny.")]
+Config = Annotated[str | None, typer.Option("--config", help="A TOML file of settings over the preset.")]
+Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes or Ray actors; 0: this process itself.")]
+Ray = Annotated[str | None, typer.Option(help="local: a Ray of its own; auto: the cluster this runs in.")]
+Keep = Annotated[list[str] | None, typer.Option(help="A column of the list that hits carry; may repeat.")]
+Append = Annotated[bool, typer.Option("--append", help="Add what IMAGES has beyond the run's plan.")]
+Models = Annotated[
+    str | None,
+    typer.Option(help="A run, or its models/000001.json, to take the models of."),
+]
+Accept = Annotated[bool, typer.Option("--accept", help="Publish below the target, on record.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List and tell; write nothing.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def count_states(states: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "none encoded yet"

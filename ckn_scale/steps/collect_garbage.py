@@ -1,0 +1,64 @@
+"""Garbage: data files of attempts that lost and of generations that were superseded.
+
+A file goes only when its shard has a valid record that names another, and after a grace time: what
+has no record yet may be in flight.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckn_scale.errors import InputError
+from ckn_scale.storage.records import map_in_threads
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit
+
+_SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
+
+
+def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
+    """Paths that may be removed, sorted. `samples` adds the whole training sample."""
+    if samples and run.models.latest() is None:
+        raise InputError(f"{run.url} has no models yet: its training sample is still needed")
+    named, settled = _read_records(run)
+    candidates = [
+        path
+        for path in run.store.list("")
+        if (path not in named and _is_settled(path, settled)) or (samples and path.startswith("samples/"))
+    ]
+    oldest = time.time() - grace_s
+    ages = map_in_threads(run.store.modified_at, candidates)
+    return sorted(path for path, at in zip(candidates, ages, strict=True) if at <= oldest)
+
+
+def remove_files(run: RunFolder, paths: Sequence[str]) -> None:
+    list(map_in_threads(run.store.delete, paths))
+    run.events.write("garbage_removed", files=len(paths))
+    run.events.flush()
+
+
+def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
+    """Files that standing records name, and the shards that have such a record, by stage."""
+    named: set[str] = set()
+    settled: dict[str, set[int]] = defaultdict(set)
+    for commit in _standing_commits(run):
+        for stage, file in commit.files.items():
+            named.add(file.path)
+            settled[stage].add(commit.shard_id)
+    for _, body in run.plan.all():
+        named.update(file["path"] for file in (*body["files"], body["sample"]))
+    return named, settled
+
+
+def _standing_commits(run: RunFolder) -> Iterator[Commit]:
+    logs = {path.split("/")[1] for path in run.store.list("commits")}
+    for log in sorted(logs):
+        yield from run.commits(log).committed().values()
+
+
+def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:
+    match = _SHARD_FILE.fullmatch(path)
+    return match is not None and int(match["shard"]) in settled.get(match["stage"], set())

@@ -1,0 +1,165 @@
+"""The steps one by one, additions, other runs' models, retries, garbage: as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+from conftest import digests_of, parse, tiny_options
+
+from ckn_scale.core.views import encode_jpeg
+from ckn_scale.demo import read_photo
+from ckn_scale.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def own_photos(photos, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(photos, tmp_path / "photos")
+
+
+@pytest.fixture
+def own_run(reference, tmp_path):
+    return shutil.copytree(reference, tmp_path / "run")
+
+
+def test_steps_one_by_one_make_the_same_bytes(photos, reference_digests, command_line, tmp_path):
+    run = tmp_path / "run"
+    planned = command_line("plan", photos, run, *tiny_options())
+    assert planned.returncode == 0, planned.stderr
+    for word in (
+        "22 images in 11 shards",
+        "memory of a worker",
+        "run folder",
+        "cores that keep one device busy",
+    ):
+        assert word in planned.stdout
+    for verb in ("sample", "train", "encode", "build", "publish"):
+        result = command_line(verb, run, "--workers", "0", "--quiet")
+        assert result.returncode == 0, (verb, result.stderr)
+        assert result.stderr == ""
+    assert digests_of(run) == reference_digests
+
+
+def test_dry_run_writes_nothing(photos, command_line, tmp_path):
+    result = command_line("index", photos, tmp_path / "run", *tiny_options(), "--dry-run")
+    assert "22 images in 11 shards" in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_encode_before_train_is_told(photos, command_line, tmp_path):
+    command_line("plan", photos, tmp_path / "run", *tiny_options())
+    result = command_line("encode", tmp_path / "run", "--workers", "0")
+    assert result.returncode == 2
+    assert "ckn-scale train" in result.stderr
+
+
+def test_appended_images_are_encoded_with_the_models_of_the_run(
+    own_photos, own_run, reference_digests, command_line
+):
+    (own_photos / "flower.jpg").write_bytes(encode_jpeg(read_photo("flower"), 92))
+    listed = [*tiny_options(), "--workers", "0", "--append"]
+    result = command_line("index", own_photos, own_run, *listed)
+    assert result.returncode == 0, result.stderr
+    run = RunFolder.open(str(own_run))
+    # another folder: other URIs, so all of them are new; what was there stays as it was
+    assert [body["num_images"] for _, body in run.plan.all()] == [22, 23]
+    assert digests_of(own_run)["models"] == reference_digests["models"]
+    found = parse(command_line("search", own_run, own_photos / "flower.jpg", "-k", "1", "--json"))
+    assert found["version"] == 2
+    assert found["results"][0]["hits"][0]["uri"].endswith("flower.jpg")
+    again = command_line("index", own_photos, own_run, *listed)
+    assert again.returncode == 0, again.stderr
+    assert len(run.plan.all()) == 2, "nothing is new the second time"
+
+
+def test_changed_image_replaces_the_old_one(own_photos, command_line, tmp_path):
+    run = tmp_path / "own"
+    options = [*tiny_options(), "--workers", "0", "--quiet", "--accept"]
+    assert command_line("index", own_photos, run, *options).returncode == 0
+    (own_photos / "coffee.jpg").write_bytes(encode_jpeg(read_photo("flower"), 95))
+    assert command_line("index", own_photos, run, *options, "--append").returncode == 0
+    found = parse(command_line("search", run, own_photos / "coffee.jpg", "-k", "50", "--json"))
+    named = [hit["image_id"] for hit in found["results"][0]["hits"] if hit["uri"].endswith("/coffee.jpg")]
+    assert named == [22], "the new content under its new id, and not the old"
+
+
+def test_models_of_another_run_are_used_without_training(
+    photos, reference, reference_digests, command_line, tmp_path
+):
+    run = tmp_path / "run"
+    options = ["--models", str(reference), *tiny_options(), "--workers", "0", "--quiet"]
+    result = command_line("index", photos, run, *options)
+    assert result.returncode == 0, result.stderr
+    assert digests_of(run) == reference_digests
+    assert not (run / "samples" / "patches").exists()
+
+
+def test_kept_columns_travel_to_the_hits(photos, reference, command_line, tmp_path):
+    names = sorted(path.name for path in photos.glob("*.jpg") if path.name != "broken.jpg")
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["uri", "title"])
+        rows.writerows([str(photos / name), f"title of {name}"] for name in names)
+    options = ["--models", str(reference), "--keep", "title", "--workers", "0", "--quiet", "--accept"]
+    result = command_line("index", tmp_path / "list.csv", tmp_path / "run", *tiny_options(), *options)
+    assert result.returncode == 0, result.stderr
+    found = parse(command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1", "--json"))
+    assert found["results"][0]["hits"][0]["columns"] == {"title": "title of coffee.jpg"}
+
+
+def test_failures_are_retried_as_the_next_generation(own_photos, command_line, tmp_path):
+    run = tmp_path / "own"
+    options = [*tiny_options(), "--workers", "0", "--quiet"]
+    hidden = tmp_path / "hidden.jpg"
+    command_line("plan", own_photos, run, *tiny_options())
+    shutil.move(own_photos / "coffee.jpg", hidden)
+    assert command_line("index", own_photos, run, *options).returncode == 0
+    (missing,) = [
+        json.loads(line) for line in _lines(command_line("failures", run, "--reason", "missing", "--json"))
+    ]
+    assert missing["uri"].endswith("coffee.jpg")
+    shutil.move(hidden, own_photos / "coffee.jpg")
+    assert _lines(command_line("failures", run, "--reason", "missing", "--retry", "--workers", "0")) == []
+    generations = [
+        commit.generation for commit in RunFolder.open(str(run)).commits("encode_images").committed().values()
+    ]
+    assert sorted(generations)[-2:] == [1, 2]
+    assert command_line("publish", run, "--workers", "0").returncode == 0
+    status = parse(command_line("status", run, "--json"))
+    assert status["images"]["states"] == {"ok": 21, "truncated": 1}
+    assert status["version"] == 2
+
+
+def test_gc_removes_only_what_no_record_needs(own_run, reference_digests, command_line):
+    orphan = own_run / "vectors" / "00001-0123456789abcdef0123456789abcdef.parquet"
+    unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
+    orphan.write_bytes(b"a lost attempt")
+    unsettled.write_bytes(b"of a shard that has no record")
+    assert "0 files" in command_line("gc", own_run).stdout, "younger than the grace time"
+    result = command_line("gc", own_run, "--grace-h", "0", "--samples")
+    assert result.returncode == 0, result.stderr
+    assert (orphan.exists(), unsettled.exists()) == (False, True)
+    assert not list((own_run / "samples").rglob("*.parquet"))
+    assert digests_of(own_run) == reference_digests
+
+
+def test_status_has_the_form_scripts_rely_on(reference, command_line):
+    status = parse(command_line("status", reference, "--json"))
+    assert {"step", "done", "total"} <= status["steps"][0].keys()
+    assert all(step["done"] == step["total"] for step in status["steps"])
+    assert status["images"]["planned"] == sum(status["images"]["states"].values()) == 22
+    assert "images/s" in command_line("status", reference).stdout
+
+
+def test_log_json_is_one_object_per_line(photos, command_line, tmp_path):
+    result = command_line("-v", "--log-json", "plan", photos, tmp_path / "run", *tiny_options())
+    records = [json.loads(line) for line in result.stderr.splitlines()]
+    assert any("22 images" in record["message"] for record in records)
+
+
+def _lines(result):
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
