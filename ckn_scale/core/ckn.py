@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ckn_scale.core.ckn_layers import DeepLayer, FirstLayer
-from ckn_scale.core.ckn_model import Ckn, CknLayer, layer_sides
+from ckn_scale.core.ckn_model import Ckn, CknLayer, input_positions, layer_sides
+from ckn_scale.core.orientation_table import TabulatedOrientations
 
 __all__ = ["Ckn", "CknEncoder", "CknLayer", "encode_patches", "pad_batches"]
 
 # Responses of one group of patches should stay in a core's cache (floats).
-_GROUP_FLOATS = 1 << 19
+_GROUP_FLOATS = 1 << 20
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -33,12 +34,13 @@ class CknEncoder:
         self.batch_size = batch_size
         like = torch.empty(0, dtype=dtype, device=self.device)
         self._build_layers(like)
+        self.out = like.new_empty(batch_size, ckn.dim)
         self._lock = threading.Lock()
 
     def _build_layers(self, like: Tensor) -> None:
         ckn = self.ckn
         sides = layer_sides(ckn.spec, ckn.patch_size_px)
-        self.first = FirstLayer(ckn.spec, ckn.layers[0], ckn.patch_size_px, self.group, like)
+        self.first = _build_first(ckn, self.group, like)
         self.deep = [
             DeepLayer(layer, below.spec.num_filters, side, self.group, like)
             for below, layer, (_, side) in zip(ckn.layers, ckn.layers[1:], sides, strict=False)
@@ -52,11 +54,12 @@ class CknEncoder:
         return maps
 
     def encode_batch(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
-        """`batch_size` patches → (batch_size, dim)."""
-        groups = np.split(patches, self.batch_size // self.group)
+        """`batch_size` patches → (batch_size, dim), to the power the spec asks for."""
         with torch.inference_mode(), self._lock:
-            maps = [self.encode_group(group, last_factor=last_factor) for group in groups]
-            return torch.cat(maps).flatten(1)
+            for start in range(0, self.batch_size, self.group):
+                rows = slice(start, start + self.group)
+                self.out[rows] = self.encode_group(patches[rows], last_factor=last_factor).flatten(1)
+            return raise_to_power(self.out, self.ckn.spec.descriptor_power)
 
 
 def encode_patches(
@@ -90,6 +93,11 @@ def pad_batches(rows: np.ndarray, batch_size: int) -> Iterator[tuple[int, np.nda
         yield start, batch
 
 
+def raise_to_power(values: Tensor, power: float) -> Tensor:
+    """sign(x) |x|^power, as a new tensor."""
+    return values.clone() if power == 1 else values.sign() * values.abs().pow_(power)
+
+
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """`float32`, `float16` or `bfloat16`, by name or as torch's own."""
     allowed = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -106,6 +114,13 @@ def check_patches(patches: np.ndarray, ckn: Ckn) -> None:
         raise ValueError(f"{channel} takes uint8 patches {expected}, got {patches.dtype} {patches.shape}")
 
 
+def _build_first(ckn: Ckn, group: int, like: Tensor) -> FirstLayer | TabulatedOrientations:
+    spec, layer = ckn.spec, ckn.layers[0]
+    if spec.channel == "grad" and spec.input_blur_px == 0 and like.device.type == "cpu":
+        return TabulatedOrientations(spec, layer, ckn.patch_size_px, group)
+    return FirstLayer(spec, layer, ckn.patch_size_px, group, like)
+
+
 def _check_dtype(ckn: Ckn, dtype: torch.dtype) -> None:
     """A narrow kernel multiplies the rounding of a half-precision product by 1/α²."""
     narrowest = min(layer.alpha for layer in ckn.layers)
@@ -115,9 +130,8 @@ def _check_dtype(ckn: Ckn, dtype: torch.dtype) -> None:
 
 def _choose_group(ckn: Ckn, batch_size: int) -> int:
     """Patches that go through the layers together: a divisor of the batch that fits the cache."""
-    sides = layer_sides(ckn.spec, ckn.patch_size_px)
-    largest = max(
-        before**2 * layer.num_filters for (before, _), layer in zip(sides, ckn.spec.layers, strict=True)
-    )
+    sides = [before for before, _ in layer_sides(ckn.spec, ckn.patch_size_px)]
+    sides[0] = len(input_positions(ckn.spec, ckn.patch_size_px))
+    largest = max(side**2 * layer.num_filters for side, layer in zip(sides, ckn.spec.layers, strict=True))
     limit = max(1, _GROUP_FLOATS // largest)
     return max(divisor for divisor in range(1, limit + 1) if batch_size % divisor == 0)

@@ -7,49 +7,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn_model import INPUT_CHANNELS
+from ckn_scale.core.ckn_model import INPUT_CHANNELS, input_positions
 from ckn_scale.core.specs import CknSpec
+from ckn_scale.core.whitening import Whitener
 
-# Eigenvalues below this share of the largest are noise (three are zero by construction: mean colour).
-_RELATIVE_FLOOR = 1e-5
-# A patch whose largest variance is below this is constant: 8-bit rounding alone gives 1e-6.
-_CONSTANT_VARIANCE = 1e-10
+_ALIGNMENT = 16  # floats: every patch's matrix begins on a cache line, so its products are the same bits
 
 
 class InputSubpatches:
-    """The sub-patches that layer one sees, for groups of `group` patches; buffers are reused."""
+    """The sub-patches that layer one sees, for groups of `group` patches; buffers are reused.
+
+    Positions are padded with zeros to a multiple of 16.
+    """
 
     def __init__(self, spec: CknSpec, patch_size_px: int, group: int, device: torch.device) -> None:
         self.spec, self.kernel, self.device = spec, spec.layers[0].patch_px, device
-        self.side = patch_size_px - self.kernel + 1
-        shape = (group, self.kernel**2, INPUT_CHANNELS[spec.channel], self.side, self.side)
-        self.grid = torch.empty(shape, device=device)
-        self.whitened = torch.empty_like(self.grid) if spec.channel == "white" else None
+        self.positions = input_positions(spec, patch_size_px)
+        self.count = len(self.positions) ** 2
+        padded = -(-self.count // _ALIGNMENT) * _ALIGNMENT
+        channels = INPUT_CHANNELS[spec.channel]
+        self.subpatches = torch.zeros(group, self.kernel**2 * channels, padded, device=device)
+        side = len(self.positions)
+        grid = self.subpatches[:, :, : self.count].unflatten(2, (side, side))
+        self.grid = grid.unflatten(1, (self.kernel**2, channels))
+        self.gradients = torch.empty(group, 2, patch_size_px, patch_size_px, device=device)
+        self.whitener = Whitener(self.subpatches, self.count) if spec.channel == "white" else None
         self.blur: Tensor | None = None
         if spec.input_blur_px > 0:
             self.blur = torch.from_numpy(blur_matrix(patch_size_px, spec.input_blur_px)).to(device)
 
     def __call__(self, patches: np.ndarray) -> Tensor:
-        """uint8 (group, S, S, 3) → (group, q, positions), channel fastest in q, not yet normalised."""
+        """uint8 (group, S, S, 3) → (group, q, padded positions), channel fastest in q, not normalised."""
         planes = self.make_planes(patches)
         if self.spec.channel == "grad":
-            differentiate(planes[:, 0], self.grid[:, 0])
-            return self.grid.flatten(3).flatten(1, 2)
+            differentiate(planes[:, 0], self.gradients)
+            planes = self.gradients
+        if self.whitener is not None:
+            planes -= planes.mean(dim=(2, 3), keepdim=True)
+        step, reach = self.spec.position_step, self.positions[-1] + 1
         for tap in range(self.kernel**2):
             dy, dx = divmod(tap, self.kernel)
-            self.grid[:, tap] = planes[:, :, dy : dy + self.side, dx : dx + self.side]
-        if self.whitened is not None:
-            whiten_subpatches(self.grid.flatten(3), self.whitened.flatten(3))
-            return self.whitened.flatten(3).flatten(1, 2)
-        return self.grid.flatten(3).flatten(1, 2)
+            self.grid[:, tap] = planes[:, :, dy : dy + reach : step, dx : dx + reach : step]
+        return self.subpatches if self.whitener is None else self.whitener(self.subpatches)
 
     def make_planes(self, patches: np.ndarray) -> Tensor:
         """→ float32 in 0…1, (B, 3, S, S), or luma (B, 1, S, S) for `grad`."""
         if self.spec.channel == "grad":
             pixels = torch.from_numpy(convert_to_luma(patches)).to(self.device)[:, None]
         else:
-            pixels = torch.from_numpy(patches).to(self.device).permute(0, 3, 1, 2)
-        planes = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+            pixels = torch.from_numpy(split_colours(patches)).to(self.device).transpose(0, 1)
+        planes = pixels.to(torch.float32).div_(255)
         return planes if self.blur is None else self.blur @ planes @ self.blur.T
 
 
@@ -60,6 +67,13 @@ def convert_to_luma(patches: np.ndarray) -> np.ndarray:
     count, side = patches.shape[:2]
     rows = np.ascontiguousarray(patches).reshape(count * side, side, 3)
     return cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY).reshape(count, side, side)
+
+
+def split_colours(patches: np.ndarray) -> np.ndarray:
+    """(N, S, S, 3) → (3, N, S, S) uint8."""
+    count, side = patches.shape[:2]
+    rows = np.ascontiguousarray(patches).reshape(count * side, side, 3)
+    return np.stack(cv2.split(rows)).reshape(3, count, side, side)
 
 
 def blur_matrix(side: int, sigma_px: float) -> np.ndarray:
@@ -83,24 +97,3 @@ def differentiate(luma: Tensor, out: Tensor) -> None:
     torch.sub(luma[:, :, -1], luma[:, :, -2], out=dx[:, :, -1])
     torch.sub(luma[:, 1], luma[:, 0], out=dy[:, 0])
     torch.sub(luma[:, -1], luma[:, -2], out=dy[:, -1])
-
-
-def half_whitening(covariance: Tensor) -> Tensor:
-    """A^(−1/4) of symmetric (B, q, q), zero on directions without variance and for constant patches."""
-    values, vectors = torch.linalg.eigh(covariance)
-    largest = values[:, -1:]
-    kept = (values > _RELATIVE_FLOOR * largest) & (largest > _CONSTANT_VARIANCE)
-    scales = torch.where(kept, values.clamp(min=1e-30) ** -0.25, torch.zeros_like(values))
-    return (vectors * scales[:, None, :]) @ vectors.mT
-
-
-def whiten_subpatches(subpatches: Tensor, out: Tensor) -> None:
-    """ZCA half-whitening of the L sub-patches (B, pixels, 3, L) of each patch by their own covariance.
-
-    Each loses its mean colour first, in place.
-    """
-    subpatches -= subpatches.mean(dim=1, keepdim=True)
-    rows = subpatches.flatten(1, 2)
-    rows -= rows.mean(dim=2, keepdim=True)
-    covariance = torch.bmm(rows, rows.mT) / rows.shape[2]
-    torch.bmm(half_whitening(covariance), rows, out=out.flatten(1, 2))

@@ -135,6 +135,22 @@ def pooling_matrix(side: int, subsampling: int) -> np.ndarray:
     return matrix
 
 
+def input_positions(spec: CknSpec, patch_size_px: int) -> np.ndarray:
+    """The positions along one axis where layer one is evaluated."""
+    return np.arange(0, patch_size_px - spec.layers[0].patch_px + 1, spec.position_step)
+
+
+def first_pooling_matrix(spec: CknSpec, patch_size_px: int) -> np.ndarray:
+    """(pooled side, positions) float32: the pooling of layer one with the Gaussian window inside.
+
+    With a position step n, every n-th column stands for n of them.
+    """
+    side = patch_size_px - spec.layers[0].patch_px + 1
+    window = window_weights(side, patch_size_px, spec.window_sigma)
+    matrix = pooling_matrix(side, spec.layers[0].subsampling) * window
+    return matrix[:, :: spec.position_step] * np.float32(spec.position_step)
+
+
 def window_weights(side: int, patch_size_px: int, window_sigma: float | None) -> np.ndarray:
     """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the side."""
     if window_sigma is None:

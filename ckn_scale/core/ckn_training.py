@@ -107,7 +107,7 @@ def _make_extractor(ckn: Ckn, spec: CknSpec, device: str) -> Callable[[np.ndarra
     """uint8 patches (64, S, S, 3) → sub-patches (64, positions, q) of the next layer."""
     if not ckn.layers:
         inputs = InputSubpatches(spec, ckn.patch_size_px, _DRAW_BATCH, torch.device(device))
-        return lambda batch: inputs(batch).mT
+        return lambda batch: inputs(batch)[:, :, : inputs.count].mT
     encoder = CknEncoder(ckn, batch_size=_DRAW_BATCH, device=device)
     kernel, filters = spec.layers[len(ckn.layers)].patch_px, ckn.spec.layers[-1].num_filters
     side = layer_sides(ckn.spec, ckn.patch_size_px)[-1][1]

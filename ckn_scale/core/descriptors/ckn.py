@@ -90,9 +90,9 @@ class CknDescriptor:
 
 
 def fold_factor(ckn: Ckn, projection: Projection) -> tuple[Tensor | None, np.ndarray]:
-    """The last layer's factor (or None) and the matrix (d, D) that takes pooled maps without it."""
+    """The factor that was folded (or None) and the matrix (d, D) for descriptors without it."""
     factor = ckn.layers[-1].factor
-    if factor is None:
+    if factor is None or ckn.spec.descriptor_power != 1:  # a power of the descriptor is not linear
         return None, projection.matrix
     cells = projection.matrix.reshape(projection.dim, -1, len(factor)).astype(np.float64)
     folded = (cells @ factor.astype(np.float64)).reshape(projection.dim, -1)

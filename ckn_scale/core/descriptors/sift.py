@@ -1,0 +1,87 @@
+"""SIFT and RootSIFT of whole patches: the baseline of every table, on the very same pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckn_scale.core.ckn import pad_batches
+from ckn_scale.core.ckn_inputs import blur_matrix, convert_to_luma, differentiate
+from ckn_scale.core.ckn_model import window_weights
+
+_CELLS = 4
+_ORIENTATIONS = 8
+_CLIP = 0.2
+_GROUP = 16  # patches that go through together: they fit the cache
+
+
+class SiftDescriptor:
+    """4 × 4 cells over the whole patch, 8 orientations, both interpolated linearly.
+
+    `window_sigma` is the Gaussian weight's standard deviation as a share of the side, `smoothing_px`
+    a blur of the patch before its gradients; both are worth points (core/PAPER.md), so a
+    comparison should give SIFT its best.
+    """
+
+    def __init__(self, *, root: bool = False, window_sigma: float = 0.25, smoothing_px: float = 2.0) -> None:
+        if window_sigma <= 0:
+            raise ValueError(f"window_sigma must be > 0, got {window_sigma}")
+        if smoothing_px < 0:
+            raise ValueError(f"smoothing_px must be ≥ 0, got {smoothing_px}")
+        self.root, self.window_sigma, self.smoothing_px = root, window_sigma, smoothing_px
+
+    @property
+    def name(self) -> str:
+        return "rootsift" if self.root else "sift"
+
+    @property
+    def dim(self) -> int:
+        return _CELLS**2 * _ORIENTATIONS
+
+    def describe(self, patches: np.ndarray) -> np.ndarray:
+        """uint8 (N, S, S, 3) or (N, S, S) → float32 (N, 128), unit rows; blank patches give zeros."""
+        if patches.dtype != np.uint8 or patches.ndim not in (3, 4) or patches.shape[1] != patches.shape[2]:
+            raise ValueError(f"SIFT takes uint8 patches (N, S, S[, 3]), got {patches.dtype} {patches.shape}")
+        luma = convert_to_luma(patches)
+        out = np.empty((len(luma), self.dim), np.float32)
+        with torch.inference_mode():
+            pooling, blur = self._make_matrices(luma.shape[1])
+            for start, group in pad_batches(luma, _GROUP):
+                histograms = make_histograms(blur @ torch.from_numpy(group).float() @ blur.T, pooling)
+                rows = out[start : start + _GROUP]
+                rows[:] = normalise_histograms(histograms, root=self.root)[: len(rows)].numpy()
+        return out
+
+    def _make_matrices(self, side: int) -> tuple[Tensor, Tensor]:
+        pooling = cell_matrix(side) * window_weights(side, side, self.window_sigma)
+        blur = np.eye(side, dtype=np.float32)
+        if self.smoothing_px > 0:
+            blur = blur_matrix(side, self.smoothing_px)
+        return torch.from_numpy(pooling), torch.from_numpy(blur)
+
+
+def cell_matrix(side: int) -> np.ndarray:
+    """(4, side) float32: the share of each pixel that falls to each cell, linear between centres."""
+    positions = (np.arange(side) + 0.5) * _CELLS / side - 0.5
+    return np.maximum(0, 1 - np.abs(positions - np.arange(_CELLS)[:, None])).astype(np.float32)
+
+
+def make_histograms(luma: Tensor, pooling: Tensor) -> Tensor:
+    """(B, S, S) → (B, 128): cells row by row, orientations fastest."""
+    gradients = luma.new_empty(len(luma), 2, *luma.shape[1:])
+    differentiate(luma, gradients)
+    magnitudes = torch.linalg.vector_norm(gradients, dim=1)
+    turns = torch.atan2(gradients[:, 1], gradients[:, 0]) * (_ORIENTATIONS / (2 * torch.pi))
+    bins = torch.arange(_ORIENTATIONS).view(1, -1, 1, 1)
+    apart = torch.remainder(turns[:, None] - bins, _ORIENTATIONS)  # 0 … 8, 8 being as near as 0
+    shares = (1 - torch.minimum(apart, _ORIENTATIONS - apart)).clamp_(min=0)
+    cells = pooling @ (shares * magnitudes[:, None]) @ pooling.T
+    return cells.permute(0, 2, 3, 1).flatten(1)
+
+
+def normalise_histograms(histograms: Tensor, *, root: bool) -> Tensor:
+    """Unit length, entries clipped, unit length again; RootSIFT: square roots of the shares."""
+    unit = torch.nn.functional.normalize(histograms, eps=1e-20)
+    clipped = torch.nn.functional.normalize(unit.clamp(max=_CLIP), eps=1e-20)
+    return torch.nn.functional.normalize(clipped, p=1, eps=1e-20).sqrt() if root else clipped
