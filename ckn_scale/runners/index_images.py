@@ -58,10 +58,14 @@ class Driver:
     def do(self, kind: type[Step], params: Mapping[str, str] | None = None) -> Step:
         """Do what is not done yet of a step; WorkFailed when some of it stays undone."""
         step = kind(self.run, params)
+        fingerprint = step.fingerprint  # an input that is missing is refused here, not in every worker
         committed = step.log.committed()
         for commit in committed.values():
             check_fingerprint(step, commit)
         shard_ids = step.shard_ids()
+        log.info(
+            "%s: %d of %d shards are done (%s)", step.label, len(committed), len(shard_ids), fingerprint[:12]
+        )
         self._do_tasks(step, [one for one in shard_ids if one not in committed], len(shard_ids))
         return step
 

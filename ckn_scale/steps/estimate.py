@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +48,11 @@ class Estimate:
     stored_bytes: float
 
     def lines(self) -> list[str]:
-        core_h = self.num_images * (self.prepare_s + self.describe_s) / 3600
+        worker_s = self.num_images * (self.prepare_s + self.describe_s)
         return [
             f"an image takes {1000 * self.prepare_s:.0f} ms to read, detect and cut, "
             f"{1000 * self.describe_s:.0f} ms to describe (measured on {self.usable_images} images)",
-            f"{self.num_images} images: {core_h:.2f} hours of one worker; divide by their number",
+            f"{self.num_images} images: {_duration(worker_s)} of one worker; divide by their number",
             f"memory of a worker: about {self.worker_memory_mb:.0f} MB",
             f"run folder: about {self.num_images * self.stored_bytes / 1e6:.1f} MB",
             f"cores that keep one device busy: {max(1.0, self.prepare_s / max(self.describe_s, 1e-9)):.1f}",
@@ -74,9 +75,7 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
 def _measure(images: Sequence[PlannedImage], settings: Settings) -> Estimate:
     set_compute_threads(settings.numerics.threads)
     front = make_front(settings)
-    outcomes = [
-        prepare_image(image, front) for image in images[:1]
-    ]  # what is imported or cached on first use
+    prepare_image(images[0], front)  # what is imported or cached on first use
     began = time.perf_counter()
     outcomes = [prepare_image(image, front) for image in images]
     prepare_s = (time.perf_counter() - began) / max(len(images), 1)
@@ -106,20 +105,24 @@ def make_rehearsal_encoder(settings: Settings, prepared: Sequence[PreparedImage]
 
 def _rehearse_channel(settings: Settings, channel: ChannelSpec, patches: np.ndarray) -> Channel:
     numerics = settings.numerics
-    training = replace(
-        settings.training,
-        solver="nystrom",
-        num_patches=NUM_PATCHES,
-        num_subpatches=20_000,
-        kmeans_iterations=1,
-    )
+    training = replace(settings.training, solver="nystrom", num_subpatches=20_000, kmeans_iterations=1)
     ckn = train_ckn(patches, channel.ckn, training, device=numerics.device)
-    options = {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
+    options: dict[str, Any] = {
+        "batch_size": numerics.batch_patches,
+        "device": numerics.device,
+        "dtype": numerics.dtype,
+    }
     raw = encode_patches(ckn, patches[:256], **options)
     descriptor = CknDescriptor(ckn, fit_projection(raw, channel.projection), **options)
     words = min(settings.vlad.num_words, 64)
     centroids = fit_codebook(descriptor.describe(patches[:256]), words, iterations=1, seed=0)
     return Channel(descriptor, centroids)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _peak_memory_mb() -> float:
