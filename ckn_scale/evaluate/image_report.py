@@ -1,0 +1,88 @@
+"""What an image table says: each descriptor at its own best place, and the whole grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckn_scale.evaluate.image_table import ImageCell
+from ckn_scale.evaluate.report import format_table, points
+
+
+def summarise_images(cells: Mapping[str, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
+    measure = "score" if protocol == "ukbench" else "map"
+    return [_summarise(name, column, measure) for name, column in cells.items()]
+
+
+def _summarise(name: str, cells: Sequence[ImageCell], measure: str) -> dict[str, Any]:
+    best = max(cells, key=lambda cell: cell.mean_score)
+    return {
+        "descriptor": name,
+        "dim": best.dim,
+        measure: best.mean_score,
+        "spread": best.spread,
+        "seeds": list(best.seed_scores),
+        **_describe_place(best),
+        "train_seconds": round(best.train_seconds, 2),
+        "describe_seconds": round(best.describe_seconds, 2),
+        "grid": [
+            {**_describe_place(cell), measure: cell.mean_score, "spread": cell.spread} for cell in cells
+        ],
+    }
+
+
+def _describe_place(cell: ImageCell) -> dict[str, Any]:
+    return {
+        "region": cell.place.region,
+        "smoothing_px": cell.place.smoothing_px,
+        "intra_normalise": cell.intra_normalise,
+    }
+
+
+def format_image_results(results: Sequence[dict[str, Any]]) -> str:
+    measure = "score" if "score" in results[0] else "map"
+    header = ["descriptor", "dim", "region", "smooth", "intra", measure, "±", "train s", "describe s"]
+    rows = [
+        [
+            one["descriptor"],
+            str(one["dim"]),
+            *_format_place(one),
+            _format_score(one, measure, measure),
+            _format_score(one, "spread", measure),
+            f"{one['train_seconds']:.1f}",
+            f"{one['describe_seconds']:.1f}",
+        ]
+        for one in sorted(results, key=lambda one: -one[measure])
+    ]
+    return format_table(header, rows)
+
+
+def format_image_grid(results: Sequence[dict[str, Any]]) -> str:
+    """Rows are places, columns descriptors; the best of each is starred."""
+    measure = "score" if "score" in results[0] else "map"
+    header = ["region  smooth  intra", *(one["descriptor"] for one in results)]
+    rows = []
+    for position, place in enumerate(results[0]["grid"]):
+        region, smoothing, intra = _format_place(place)
+        cells = [_mark(one, position, measure) for one in results]
+        rows.append([f"{region:>6}  {smoothing:>6}  {intra:>5}", *cells])
+    return format_table(header, rows)
+
+
+def _format_place(place: Mapping[str, Any]) -> list[str]:
+    smoothing = place["smoothing_px"]
+    return [
+        f"{place['region']:g}",
+        "own" if smoothing is None else f"{smoothing:g}",
+        "yes" if place["intra_normalise"] else "no",
+    ]
+
+
+def _mark(result: Mapping[str, Any], position: int, measure: str) -> str:
+    cell = result["grid"][position]
+    star = "*" if cell[measure] == result[measure] else ""
+    return f"{star}{_format_score(cell, measure, measure)} ±{_format_score(cell, 'spread', measure)}"
+
+
+def _format_score(result: Mapping[str, Any], key: str, measure: str) -> str:
+    return f"{result[key]:.3f}" if measure == "score" else points(result[key])

@@ -1,0 +1,157 @@
+"""Image sets with ground truth: which images there are, which are queries, what each should find.
+
+holidays   100000.jpg …: queries end in 00, the rest of their hundred is to be found
+ukbench    ukbench00000.jpg …: every image is a query, its group of four is to be found
+oxford     gt/<name>_{query,good,ok,junk}.txt beside the images; queries are boxes
+groups     groups.tsv (or DATA itself is the file): image and group in two columns; every image
+           of a group of two or more is a query, the others of its group are to be found
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckn_scale.errors import InputError
+from ckn_scale.evaluate.regions import ImageFile
+from ckn_scale.evaluate.training_images import find_images
+
+UKB_GROUP = 4
+OXFORD_PREFIX = "oxc1_"
+GROUPS_FILE = "groups.tsv"
+
+
+@dataclass(frozen=True)
+class Query:
+    """`relevant` and `ignored` are positions in the database; ignored ones do not count as ranks."""
+
+    image: ImageFile
+    relevant: frozenset[int]
+    ignored: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    protocol: str
+    database: tuple[ImageFile, ...]
+    queries: tuple[Query, ...]
+
+    @property
+    def images(self) -> list[ImageFile]:
+        """Database and queries, each image once."""
+        return list(dict.fromkeys([*self.database, *(query.image for query in self.queries)]))
+
+
+def read_image_set(data: Path, protocol: str, *, crop: bool = True) -> ImageSet:
+    """`crop`: Oxford's queries are their box, cut out before anything else."""
+    readers: dict[str, Callable[[Path], ImageSet]] = {
+        "holidays": _read_holidays,
+        "ukbench": _read_ukbench,
+        "oxford": lambda folder: _read_oxford(folder, crop),
+        "groups": _read_groups,
+    }
+    if protocol not in readers:
+        raise InputError(f"no protocol named {protocol!r}; there are: {', '.join(readers)}")
+    found = readers[protocol](data)
+    if not found.queries:
+        raise InputError(f"{data} holds no query of the protocol {protocol}")
+    return found
+
+
+def _read_holidays(folder: Path) -> ImageSet:
+    paths = [path for path in find_images(folder) if re.fullmatch(r"\d{3,}", path.stem)]
+    groups = [path.stem[:-2] for path in paths]
+    queries = [position for position, path in enumerate(paths) if path.stem.endswith("00")]
+    return _from_groups("holidays", paths, groups, queries)
+
+
+def _read_ukbench(folder: Path) -> ImageSet:
+    paths = [path for path in find_images(folder) if re.fullmatch(r"ukbench\d+", path.stem)]
+    groups = [str(int(path.stem.removeprefix("ukbench")) // UKB_GROUP) for path in paths]
+    members = _members(groups)
+    for group, positions in members.items():
+        if len(positions) != UKB_GROUP:
+            raise InputError(f"group {group} of {folder} has {len(positions)} images, not {UKB_GROUP}")
+    database = tuple(map(ImageFile, paths))
+    queries = [Query(image, frozenset(members[group])) for image, group in zip(database, groups, strict=True)]
+    return ImageSet("ukbench", database, tuple(queries))
+
+
+def _read_groups(data: Path) -> ImageSet:
+    file = data / GROUPS_FILE if data.is_dir() else data
+    rows = _read_columns(file)
+    paths = [file.parent / name for name, _ in rows]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise InputError(f"{file} names {missing[0]}, which does not exist")
+    return _from_groups("groups", paths, [group for _, group in rows], range(len(rows)))
+
+
+def _read_columns(file: Path) -> list[tuple[str, str]]:
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"the protocol groups needs a text file of two columns: {file} cannot be read"
+        ) from None
+    rows = [tuple(re.split(r"\t|,|;", line.strip())) for line in lines]
+    if rows and rows[0][:2] == ("image", "group"):
+        rows = rows[1:]
+    short = [number for number, row in enumerate(rows, 1) if len(row) < 2]
+    if short or not rows:
+        where = f"row {short[0]} has one" if short else "it is empty"
+        raise InputError(f"{file} must have two columns, image and group: {where}")
+    return [(row[0].strip(), row[1].strip()) for row in rows]
+
+
+def _from_groups(
+    protocol: str, paths: Sequence[Path], groups: Sequence[str], queries: Iterable[int]
+) -> ImageSet:
+    """The query itself is ignored in its ranking."""
+    database, members = tuple(map(ImageFile, paths)), _members(groups)
+    found = []
+    for query in queries:
+        others = frozenset(members[groups[query]]) - {query}
+        if others:
+            found.append(Query(database[query], others, frozenset([query])))
+    return ImageSet(protocol, database, tuple(found))
+
+
+def _members(groups: Sequence[str]) -> dict[str, list[int]]:
+    members: dict[str, list[int]] = defaultdict(list)
+    for position, group in enumerate(groups):
+        members[group].append(position)
+    return members
+
+
+def _read_oxford(folder: Path, crop: bool) -> ImageSet:
+    paths = find_images(folder)
+    positions = {path.stem: position for position, path in enumerate(paths)}
+    files = sorted((folder / "gt").glob("*_query.txt"))
+    if not files:
+        raise InputError(f"{folder / 'gt'} has no file that ends in _query.txt")
+    queries = [_read_oxford_query(file, paths, positions, crop) for file in files]
+    return ImageSet("oxford", tuple(map(ImageFile, paths)), tuple(queries))
+
+
+def _read_oxford_query(file: Path, paths: Sequence[Path], positions: dict[str, int], crop: bool) -> Query:
+    try:
+        name, *corners = file.read_text().split()
+        x1, y1, x2, y2 = map(float, corners)
+    except ValueError:
+        raise InputError(f"{file} must hold the name of an image and the four numbers of a box") from None
+
+    def look_up(name: str) -> int:
+        if name not in positions:
+            raise InputError(f"{file} and its lists name {name}, which is not among the images")
+        return positions[name]
+
+    def read_list(kind: str) -> set[int]:
+        listed = file.with_name(file.name.replace("_query.txt", f"_{kind}.txt"))
+        return {look_up(one) for one in listed.read_text().split()} if listed.is_file() else set()
+
+    image = ImageFile(paths[look_up(name.removeprefix(OXFORD_PREFIX))], (x1, y1, x2, y2) if crop else None)
+    return Query(image, frozenset(read_list("good") | read_list("ok")), frozenset(read_list("junk")))
