@@ -11,7 +11,9 @@ from ckn_scale.cli.bars import ProgressBar
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
-    from ckn_scale.evaluate.image_table import ImageTable, Place
+    from ckn_scale.config import Settings
+    from ckn_scale.evaluate.cache import ContentCache
+    from ckn_scale.evaluate.descriptors import Request
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +34,7 @@ TrainImages = Annotated[
 Detector = Annotated[
     Literal["hessian-affine", "dense"] | None, typer.Option(help="By default as the preset says.")
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results there.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results there.")]
 CacheFolder = Annotated[
     Path | None, typer.Option(help="Keypoints, patches and descriptors are kept there, by content.")
 ]
@@ -42,52 +44,60 @@ CacheSize = Annotated[float, typer.Option(min=0.1, help="What the cache may hold
 @app.command()
 def patches(
     data: Data,
+    protocol: Annotated[
+        Literal["mikolajczyk", "fpr95", "rome"], typer.Option(help="What DATA holds and how it is scored.")
+    ] = "mikolajczyk",
     descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn-grad+ckn-white",
     preset: Preset = "compact",
     config: Config = None,
     override: Override = None,
     train_images: TrainImages = None,
     detector: Detector = None,
-    regions: Annotated[str, typer.Option(help="Half sides of the patch, in detection scales.")] = "5.2,10,14",
+    regions: Annotated[
+        str, typer.Option(help="Half sides of the patch, in detection scales.")
+    ] = "5.2,10,12,14",
     smoothing: Annotated[str, typer.Option(help="Blurs of the patch, in its pixels.")] = "0,1,2",
+    pairs: Annotated[Path | None, typer.Option(help="fpr95: the file of pairs.")] = None,
     json_file: JsonFile = None,
     cache: CacheFolder = None,
     cache_gb: CacheSize = 16.0,
 ) -> None:
-    """Match regions of scenes with known homographies: mean average precision.
+    """How well descriptors tell regions apart: mAP on scenes, FPR@95 on pairs, mAP on views of points.
 
     \b
     ckn-scale evaluate patches oxford_affine/ --train-images bsds500/
     ckn-scale evaluate patches hpatches/ --descriptors rootsift,ckn-grad+ckn-white --json out.json
+    ckn-scale evaluate patches liberty/ --protocol fpr95 --pairs liberty/m50_100000_100000_0.txt
+    ckn-scale evaluate patches rome/ --protocol rome
     """
-    from ckn_scale.evaluate.report import check_writable
-
-    check_writable(json_file)
-    grid = parse_numbers(regions, "--regions", 0.5), parse_numbers(smoothing, "--smoothing", 0.0)
-    settings = load_evaluation_settings(preset, config, override, detector)
-    requests = read_requests(descriptors, settings, config, override)
-    from ckn_scale.evaluate.scenes import read_scenes
-    from ckn_scale.evaluate.training_images import find_images
-
-    scenes = read_scenes(data)
-    train_paths = find_images(train_images or data)
-    measured = measure_scenes(scenes, requests, settings, train_paths, grid, open_cache(cache, cache_gb))
-    print_patch_results(measured, json_file, settings, str(train_images or data))
+    task = prepare_task(preset, config, override, descriptors, detector, cache, cache_gb, json_file)
+    smoothings = parse_numbers(smoothing, "--smoothing", 0.0)
+    if protocol == "mikolajczyk":
+        task.report(protocol, *measure_scenes(task, data, train_images, regions, smoothings))
+    elif (pairs is None) == (protocol == "fpr95"):
+        raise InputError("--pairs names the file of pairs of the protocol fpr95, and only of that one")
+    else:
+        task.report(protocol, *measure_cut(task, data, pairs, train_images, smoothings))
 
 
 @app.command()
 def images(
     data: Data,
-    protocol: Annotated[str, typer.Option(help="holidays, ukbench, oxford or groups.")],
+    protocol: Annotated[
+        Literal["holidays", "ukbench", "oxford", "groups"],
+        typer.Option(help="How DATA is laid out and scored."),
+    ],
     descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn-mix",
     preset: Preset = "compact",
     config: Config = None,
     override: Override = None,
     train_images: TrainImages = None,
     detector: Detector = None,
-    regions: Annotated[str | None, typer.Option(help="Half sides of the patch, in detection scales.")] = None,
+    regions: Annotated[
+        str | None, typer.Option(help="Half sides of the patch, in detection scales; the preset's.")
+    ] = None,
     smoothing: Annotated[
-        str | None, typer.Option(help="Blurs of the patch, in its pixels; by default each descriptor's own.")
+        str | None, typer.Option(help="Blurs of the patch, in its pixels; each descriptor's own.")
     ] = None,
     words: Annotated[int | None, typer.Option(min=1, help="Visual words of the VLAD.")] = None,
     intra: Annotated[Literal["yes", "no", "both"], typer.Option(help="VLAD blocks of unit length.")] = "both",
@@ -103,86 +113,124 @@ def images(
     ckn-scale evaluate images holidays/ --protocol holidays --train-images bsds500/
     ckn-scale evaluate images photos/ --protocol groups --descriptors rootsift,ckn-mix --json out.json
     """
+    more = [] if words is None else [f"vlad.num_words={words}"]
+    override = [*(override or []), *more]
+    task = prepare_task(preset, config, override, descriptors, detector, cache, cache_gb, json_file)
+    from ckn_scale.evaluate.image_table import Place
+
+    sides = [task.settings.patches.region] if regions is None else parse_numbers(regions, "--regions", 0.5)
+    blurs = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
+    places = [Place(region, blur) for region in sides for blur in blurs]
+    intra_choices = {"yes": [True], "no": [False], "both": [False, True]}[intra]
+    options = {"seeds": range(seeds), "intra_choices": intra_choices}
+    task.report(protocol, *measure_images(task, data, protocol, crop, train_images, places, options))
+
+
+class Task:
+    """What every table needs, and where its results go."""
+
+    def __init__(
+        self, settings: Settings, requests: list[Request], cache: ContentCache, json_file: Path | None
+    ) -> None:
+        self.settings, self.requests, self.cache, self.json_file = settings, requests, cache, json_file
+        self.bar = ProgressBar()
+
+    def report(self, protocol: str, results: list[dict[str, Any]], text: str, facts: dict[str, Any]) -> None:
+        """Print the text; write the JSON when asked for."""
+        self.bar.close()
+        print(text)
+        if self.json_file is not None:
+            from ckn_scale.evaluate.report import write_json
+
+            settings = self.settings.model_dump(mode="json")
+            content = {"protocol": protocol, "results": results, **facts, "settings": settings}
+            write_json(self.json_file, content)
+
+
+def prepare_task(
+    preset: str,
+    config: str | None,
+    override: list[str] | None,
+    descriptors: str,
+    detector: str | None,
+    cache: Path | None,
+    cache_gb: float,
+    json_file: Path | None,
+) -> Task:
+    """Everything that can be wrong with the options is found here, before any work."""
+    from ckn_scale.config import load_settings
     from ckn_scale.evaluate.report import check_writable
 
     check_writable(json_file)
-    chosen = [] if words is None else [f"vlad.num_words={words}"]
-    override = [*(override or []), *chosen]
-    settings = load_evaluation_settings(preset, config, override, detector)
-    requests = read_requests(descriptors, settings, config, override)
-    from ckn_scale.evaluate.image_sets import read_image_set
-    from ckn_scale.evaluate.image_table import ImageTable, Place
-    from ckn_scale.evaluate.training_images import find_images
+    overrides = [*(override or []), *([] if detector is None else [f'keypoints.detector="{detector}"'])]
+    settings = load_settings(preset, config, overrides)
+    from ckn_scale.core.threads import require_device, set_compute_threads
+    from ckn_scale.evaluate.cache import ContentCache
+    from ckn_scale.evaluate.descriptors import parse_requests
 
-    smoothings = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
-    half_sides = [settings.patches.region] if regions is None else parse_numbers(regions, "--regions", 0.5)
-    table = ImageTable(
-        read_image_set(data, protocol, crop=crop),
-        requests,
-        settings,
-        find_images(train_images or (data if data.is_dir() else data.parent)),
-        open_cache(cache, cache_gb),
-        ProgressBar(),
-        seeds=range(seeds),
-        intra_choices={"yes": [True], "no": [False], "both": [False, True]}[intra],
-    )
-    places = [Place(region, one) for region in half_sides for one in smoothings]
-    run_image_table(table, places, json_file, str(train_images or data))
+    def load(other: str | None) -> Settings:
+        return settings if other is None else load_settings(other, config, overrides)
+
+    requests = parse_requests(descriptors, load)
+    require_device(settings.numerics.device)
+    set_compute_threads(settings.numerics.threads)
+    return Task(settings, requests, ContentCache(cache, int(cache_gb * 1e9)), json_file)
 
 
-def run_image_table(table: ImageTable, places: list[Place], json_file: Path | None, trained_on: str) -> None:
-    from ckn_scale.core.threads import set_compute_threads
-    from ckn_scale.evaluate.image_report import format_image_grid, format_image_results, summarise_images
-    from ckn_scale.evaluate.report import write_json
-
-    set_compute_threads(table.settings.numerics.threads)
-    protocol = table.images.protocol
-    results = summarise_images(table.measure(places), protocol)
-    unit = "score of 4" if protocol == "ukbench" else "mean average precision in points"
-    print(f"{unit}, mean of {len(table.seeds)} codebooks, each descriptor at its best place of the grid:\n")
-    print(format_image_results(results))
-    print("\nthe grid, shared by all (* the best of a column):\n")
-    print(format_image_grid(results))
-    if json_file is not None:
-        facts = {"images": len(table.images.database), "queries": len(table.images.queries)}
-        content = {"protocol": protocol, "results": results, **facts, "trained_on": trained_on}
-        write_json(json_file, {**content, "settings": table.settings.model_dump(mode="json")})
+Measured = tuple[list[dict[str, Any]], str, dict[str, Any]]  # results, text, facts
 
 
 def measure_scenes(
-    scenes: Any, requests: Any, settings: Any, train_paths: Any, grid: Any, cache: Any
-) -> list[dict[str, Any]]:
-    from ckn_scale.core.threads import set_compute_threads
-    from ckn_scale.evaluate.patch_report import summarise
+    task: Task, data: Path, train_images: Path | None, regions: str, smoothings: list[float]
+) -> Measured:
+    from ckn_scale.evaluate.patch_report import format_patch_tables, summarise
     from ckn_scale.evaluate.patch_table import PatchTable
+    from ckn_scale.evaluate.scenes import read_scenes
+    from ckn_scale.evaluate.training_images import find_images
 
-    set_compute_threads(settings.numerics.threads)
-    bar = ProgressBar()
-    try:
-        table = PatchTable(scenes, requests, settings, train_paths, cache, bar)
-        return summarise(table.measure(*grid))
-    finally:
-        bar.close()
+    sides, scenes = parse_numbers(regions, "--regions", 0.5), read_scenes(data)
+    train = find_images(train_images or data)
+    table = PatchTable(scenes, task.requests, task.settings, train, task.cache, task.bar)
+    results = summarise(table.measure(sides, smoothings))
+    return results, format_patch_tables(results), {"trained_on": str(train_images or data)}
 
 
-def print_patch_results(
-    results: list[dict[str, Any]], json_file: Path | None, settings: Any, trained_on: str
-) -> None:
-    from ckn_scale.evaluate.patch_report import format_grid, format_results
-    from ckn_scale.evaluate.report import write_json
+def measure_cut(
+    task: Task, data: Path, pairs: Path | None, train_images: Path | None, smoothings: list[float]
+) -> Measured:
+    from ckn_scale.evaluate.cut_patches import format_cut_table, make_source, measure_cut_patches
+    from ckn_scale.evaluate.cut_patches import summarise_cut_patches as summarise_cut
+    from ckn_scale.evaluate.patch_sets import read_pairs, read_views
 
-    print("mean average precision in points, each descriptor at its best place of the grid:\n")
-    print(format_results(results))
-    print("\nthe grid, shared by all (* the best of a column):\n")
-    print(format_grid(results))
-    if json_file is not None:
-        content = {
-            "protocol": "mikolajczyk",
-            "results": results,
-            "trained_on": trained_on,
-            "settings": settings.model_dump(mode="json"),
-        }
-        write_json(json_file, content)
+    patch_set = read_views(data) if pairs is None else read_pairs(data, pairs)
+    source = make_source(patch_set, train_images, task.settings, task.cache, task.bar)
+    cells = measure_cut_patches(patch_set, task.requests, smoothings, source, task.cache, task.bar)
+    results = summarise_cut(cells)
+    return results, format_cut_table(results), {"trained_on": str(train_images or data)}
+
+
+def measure_images(
+    task: Task,
+    data: Path,
+    protocol: str,
+    crop: bool,
+    train_images: Path | None,
+    places: list[Any],
+    options: dict[str, Any],
+) -> Measured:
+    from ckn_scale.evaluate.image_report import format_image_tables, summarise_images
+    from ckn_scale.evaluate.image_sets import read_image_set
+    from ckn_scale.evaluate.image_table import ImageTable
+    from ckn_scale.evaluate.training_images import find_images
+
+    image_set = read_image_set(data, protocol, crop=crop)
+    trained_on = train_images or (data if data.is_dir() else data.parent)
+    train = find_images(trained_on)
+    table = ImageTable(image_set, task.requests, task.settings, train, task.cache, task.bar, **options)
+    results = summarise_images(table.measure(places), protocol)
+    facts = {"images": len(image_set.database), "queries": len(image_set.queries)}
+    text = format_image_tables(results, len(table.seeds))
+    return results, text, {**facts, "trained_on": str(trained_on)}
 
 
 def parse_numbers(text: str, option: str, least: float) -> list[float]:
@@ -191,32 +239,6 @@ def parse_numbers(text: str, option: str, least: float) -> list[float]:
         numbers = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise InputError(f"{option} takes numbers separated by commas, got {text!r}") from None
-    if not numbers or min(numbers) < least or max(numbers) > 100:
+    if not numbers or not all(least <= number <= 100 for number in numbers):
         raise InputError(f"{option} takes numbers from {least:g} to 100, got {text!r}")
     return numbers
-
-
-def load_evaluation_settings(
-    preset: str, config: str | None, override: list[str] | None, detector: str | None
-) -> Any:
-    from ckn_scale.config import load_settings
-
-    chosen = [] if detector is None else [f'keypoints.detector="{detector}"']
-    return load_settings(preset, config, [*(override or []), *chosen])
-
-
-def read_requests(text: str, settings: Any, config: str | None, override: list[str] | None) -> Any:
-    """The descriptors that were asked for; `paper:ckn-grad` takes that preset's, under the same overrides."""
-    from ckn_scale.config import load_settings
-    from ckn_scale.evaluate.descriptors import parse_requests
-
-    def load(preset: str | None) -> Any:
-        return settings if preset is None else load_settings(preset, config, override or [])
-
-    return parse_requests(text, load)
-
-
-def open_cache(folder: Path | None, limit_gb: float) -> Any:
-    from ckn_scale.evaluate.cache import ContentCache
-
-    return ContentCache(folder, int(limit_gb * 1e9))

@@ -39,6 +39,23 @@ def _describe_place(cell: ImageCell) -> dict[str, Any]:
     }
 
 
+def format_image_tables(results: Sequence[dict[str, Any]], num_seeds: int) -> str:
+    """What the command prints."""
+    unit = "score of 4" if "score" in results[0] else "mean average precision in points"
+    codebooks = "one codebook" if num_seeds == 1 else f"mean of {num_seeds} codebooks"
+    return "\n".join(
+        [
+            f"{unit}, {codebooks}, each descriptor at its best place of the grid:",
+            "",
+            format_image_results(results),
+            "",
+            "the grid, shared by all (* the best of a column):",
+            "",
+            format_image_grid(results),
+        ]
+    )
+
+
 def format_image_results(results: Sequence[dict[str, Any]]) -> str:
     measure = "score" if "score" in results[0] else "map"
     header = ["descriptor", "dim", "region", "smooth", "intra", measure, "±", "train s", "describe s"]

@@ -54,3 +54,11 @@ def false_positive_rate(distances: np.ndarray, matches: np.ndarray, recall: floa
     needed = int(np.ceil(recall * num_matches))
     position = int(np.searchsorted(np.cumsum(ordered), needed))
     return float((~ordered[: position + 1]).sum() / num_others)
+
+
+def average_precision_by_steps(relevant: np.ndarray) -> float:
+    """The mean of the precisions at the hits: what information retrieval calls average precision."""
+    hits = np.asarray(relevant, bool)
+    if not hits.any():
+        return 0.0
+    return float(np.mean((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits]))

@@ -50,6 +50,21 @@ def _per_scene(cell: Cell) -> dict[str, float]:
     }
 
 
+def format_patch_tables(results: Sequence[dict[str, Any]]) -> str:
+    """What the command prints."""
+    return "\n".join(
+        [
+            "mean average precision in points, each descriptor at its best place of the grid:",
+            "",
+            format_results(results),
+            "",
+            "the grid, shared by all (* the best of a column):",
+            "",
+            format_grid(results),
+        ]
+    )
+
+
 def format_results(results: Sequence[dict[str, Any]]) -> str:
     scenes = list(results[0]["per_scene"])
     header = ["descriptor", "dim", "region", "smooth", "mAP", *scenes, "train s", "describe s"]
