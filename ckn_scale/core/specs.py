@@ -43,7 +43,7 @@ class KeypointSpec:
     detector: Literal["hessian-affine", "dense"] = "hessian-affine"
     max_keypoints: int = 800  # the strongest are kept
     threshold: float = 0.1  # the response below which nothing counts, however few points there are
-    scale_weight: float = 1.0  # points are ranked by response · scale^this: large ones are found again more often
+    scale_weight: float = 1.0  # ranked by response · scale^this: large ones are found again more often
     orientation: Literal["dominant", "gravity"] = "dominant"
     saddles: bool = True  # negative extrema of the Hessian's determinant too
     dense_step_px: int = 8
@@ -123,12 +123,14 @@ class CknTrainingSpec:
     sgd_batch_pairs: int = 1000
     sgd_iterations: int = 300_000
     sgd_validate_every: int = 1000
+    sgd_validation_pairs: int = 10_000
     sgd_halve_every: int = 50_000  # the rate is divided by √2 this often
     sgd_rate_candidates: int = 41  # 2^(-k/2), k = 0 …
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, num_patches=1, num_subpatches=1, kmeans_iterations=1, sgd_iterations=1)
+        _at_least(self, num_patches=1, num_subpatches=1, kmeans_iterations=1, sgd_batch_pairs=1)
+        _at_least(self, sgd_iterations=1, sgd_validate_every=1, sgd_halve_every=1, sgd_rate_candidates=1)
 
 
 @dataclass(frozen=True)
