@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import WorkFailed
+from ckn_scale.errors import DataDamaged, WorkFailed
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,19 @@ class ShardTask:
     tries: int = 0
     isolate: bool = False
     redo: str | None = None  # why a shard that is committed is done once more
+    check: bool = False  # read what is committed, and make it again where it is damaged
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`done` with a report, `failed` with an error, `lost` with its worker, `overdue` and killed."""
+    """How a task ended.
+
+    `done` with a report, `failed` with an error, `lost` with its worker, `overdue` and killed, or
+    `displaced`: its host went away, which says nothing about the shard.
+    """
 
     task: ShardTask
-    kind: Literal["done", "failed", "lost", "overdue"]
+    kind: Literal["done", "failed", "lost", "overdue", "displaced"]
     report: Mapping[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
 
@@ -82,6 +87,7 @@ class StepReport:
     images: int = 0
     retries: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    damage: str | None = None  # what a shard found damaged, if that is why it failed
 
 
 def run_shards(
@@ -122,9 +128,13 @@ def _settle(
         return None
     reason = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.kind
     write_event(outcome.kind, step=task.step, shard=task.shard_id, tries=task.tries + 1, reason=reason)
+    if outcome.kind == "displaced":
+        report.retries += 1
+        return task
     if task.tries + 1 >= resources.max_attempts or getattr(outcome.error, "exit_code", 1) == 2:
         log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
         report.failed[task.shard_id] = reason
+        report.damage = str(outcome.error) if isinstance(outcome.error, DataDamaged) else report.damage
         return None
     log.warning("%s shard %d is tried again: %s", task.step, task.shard_id, reason)
     report.retries += 1
@@ -133,6 +143,9 @@ def _settle(
 
 
 def require_done(report: StepReport) -> None:
+    """WorkFailed when shards stay undone; DataDamaged when that is because their input is damaged."""
+    if report.damage is not None:
+        raise DataDamaged(f"{report.step}: {report.damage}")
     if report.failed:
         shard, reason = next(iter(sorted(report.failed.items())))
         raise WorkFailed(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ckn_scale.config import Resources, Settings
-from ckn_scale.errors import WorkFailed
+from ckn_scale.errors import DataDamaged, WorkFailed
 from ckn_scale.runners.base import (
     Crew,
     Progress,
@@ -23,12 +23,13 @@ from ckn_scale.steps.base import Step, check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, name_build, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.model_parts import adopt_models, record_generation
+from ckn_scale.steps.model_parts import adopt_models, mend_models, record_generation
 from ckn_scale.steps.pipeline import list_training
 from ckn_scale.steps.plan import Source, plan_images
-from ckn_scale.steps.publish import count_states, publish_version
+from ckn_scale.steps.publish import count_states, find_published, publish_version
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit, find_misfits
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,23 @@ class IndexReport:
 
 
 class Driver:
-    """One run folder, one crew: does steps and remembers what they came to."""
+    """One run folder, one crew: does steps and remembers what they came to.
 
-    def __init__(self, run: RunFolder, crew: Crew, resources: Resources, on_progress: ProgressHook) -> None:
+    What is committed is looked at by the sizes of its files; with `check_all` every byte is read. What
+    is damaged is made again, as the next generation.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        crew: Crew,
+        resources: Resources,
+        on_progress: ProgressHook,
+        *,
+        check_all: bool = False,
+    ) -> None:
         self.run, self.crew, self.resources, self.on_progress = run, crew, resources, on_progress
+        self.check_all = check_all
         self.reports: list[StepReport] = []
 
     def do(self, kind: type[Step], params: Mapping[str, str] | None = None) -> Step:
@@ -66,15 +80,29 @@ class Driver:
         log.info(
             "%s: %d of %d shards are done (%s)", step.label, len(committed), len(shard_ids), fingerprint[:12]
         )
-        self._do_tasks(step, [one for one in shard_ids if one not in committed], len(shard_ids))
+        suspects = self._find_suspects(committed)
+        tasks = [
+            ShardTask(step.name, one, dict(step.params), check=one in suspects)
+            for one in shard_ids
+            if one not in committed or one in suspects
+        ]
+        self._do_tasks(step, tasks, len(shard_ids))
         return step
+
+    def _find_suspects(self, committed: Mapping[int, Commit]) -> set[int]:
+        if self.check_all:
+            return set(committed)
+        misfits = find_misfits(self.run.store, committed.values())
+        if misfits:
+            log.warning("shards %s have files that are gone or cut: they are made again", misfits[:10])
+        return set(misfits)
 
     def redo(self, step: Step, shard_ids: Sequence[int], reason: str) -> None:
         """The next generation of committed shards."""
-        self._do_tasks(step, shard_ids, len(step.shard_ids()), reason)
+        tasks = [ShardTask(step.name, one, dict(step.params), redo=reason) for one in shard_ids]
+        self._do_tasks(step, tasks, len(step.shard_ids()))
 
-    def _do_tasks(self, step: Step, shard_ids: Sequence[int], total: int, redo: str | None = None) -> None:
-        tasks = [ShardTask(step.name, one, dict(step.params), redo=redo) for one in shard_ids]
+    def _do_tasks(self, step: Step, tasks: Sequence[ShardTask], total: int) -> None:
         self.run.events.write("step_begins", step=step.label, shards=total, undone=len(tasks))
         self.on_progress(Progress(step.label, total - len(tasks), total, 0, 0.0))
         report = run_shards(
@@ -102,19 +130,35 @@ def index_images(
     append: bool = False,
     models: str | None = None,
     accept: bool = False,
+    check_all: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
-    """Index `source` into `run_url`; called again, it goes on where it stopped."""
+    """Index `source` into `run_url`; called again, it goes on where it stopped.
+
+    Damage that a step meets is repaired on the way; `check_all` looks for it in every file.
+    """
     resources = resources or Resources()
     run = plan_images(run_url, settings, source, keep, append=append)
     if models is not None:
         adopt_models(run, models)
     with open_driver(run, resources, on_progress) as driver:
-        sample(driver, settings)
-        train(driver, settings)
-        driver.do(EncodeImages)
-        version = publish(driver, accept=accept)
+        driver.check_all = check_all
+        try:
+            version = _do_all(driver, settings, accept=accept)
+        except DataDamaged as damage:
+            if check_all:
+                raise
+            log.warning("%s: every file is checked now, and made again where it is damaged", damage)
+            driver.check_all = True
+            version = _do_all(driver, settings, accept=accept)
     return summarise(driver, version)
+
+
+def _do_all(driver: Driver, settings: Settings, *, accept: bool) -> int:
+    sample(driver, settings)
+    train(driver, settings)
+    driver.do(EncodeImages)
+    return publish(driver, accept=accept)
 
 
 @contextmanager
@@ -136,16 +180,23 @@ def _choose_crew(resources: Resources) -> Callable[[str, Resources, Sight], Crew
 
 def sample(driver: Driver, settings: Settings) -> None:
     """Draw the training patches, unless the run has models already."""
-    if driver.run.models.latest() is None:
+    if _is_untrained(driver, settings):
         driver.do(SamplePatches)
 
 
 def train(driver: Driver, settings: Settings) -> None:
     """Learn everything, unless the run has a generation of models already."""
-    if driver.run.models.latest() is None:
+    if _is_untrained(driver, settings):
         for kind, params in list_training(settings):
             driver.do(kind, params)
         record_generation(driver.run, settings)
+
+
+def _is_untrained(driver: Driver, settings: Settings) -> bool:
+    """Whether the run has no models, or some that have to be learned again because they are damaged."""
+    if driver.run.models.latest() is None:
+        return True
+    return driver.check_all and mend_models(driver.run, settings)
 
 
 def build(driver: Driver) -> BuildIndex:
@@ -157,10 +208,10 @@ def build(driver: Driver) -> BuildIndex:
 
 def publish(driver: Driver, *, accept: bool) -> int:
     """Build, certify and publish what is encoded; the version that is current afterwards."""
-    latest = driver.run.versions.latest()
-    if latest is not None and latest[1]["build"] == name_build(driver.run):
-        return latest[0]
     built = build(driver)
+    current = find_published(built)
+    if current is not None:
+        return current
     manifest = write_build_manifest(built)
     params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256}
     certified = driver.do(CertifyIndex, params)

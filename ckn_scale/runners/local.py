@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any
+from typing import Literal
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, InputError
+from ckn_scale.errors import CknScaleError, InputError, WorkFailed
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
@@ -21,6 +21,7 @@ from ckn_scale.steps.isolation import exit_with_parent
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 180.0
+MAX_FAILED_STARTS = 5  # one after the other, before the run says that it cannot work here
 
 
 class InlineCrew:
@@ -54,8 +55,9 @@ class _Hand:
 
     process: BaseProcess
     pipe: Connection
+    since: float  # when it was spawned, or got its task
+    ready: bool = False
     task: ShardTask | None = None
-    started: float = 0.0
 
 
 class PoolCrew:
@@ -65,12 +67,13 @@ class PoolCrew:
         self._run_url, self._resources, self._sight = run_url, resources, sight
         self._context = multiprocessing.get_context("spawn")
         self._hands: list[_Hand] = []
+        self._failed_starts = 0  # since the last one that succeeded
 
     def __enter__(self) -> PoolCrew:
-        self._hands = [self._spawn() for _ in range(self._resources.workers)]
         try:
-            for hand in self._hands:
-                self._await_ready(hand)
+            self._hands = [self._spawn() for _ in range(self._resources.workers)]
+            while not all(hand.ready for hand in self._hands):
+                self.wait(timeout_s=1.0)
         except BaseException:
             self._end_all()
             raise
@@ -83,42 +86,57 @@ class PoolCrew:
 
     @property
     def free(self) -> int:
-        return sum(hand.task is None for hand in self._hands)
+        return sum(_is_idle(hand) for hand in self._hands)
 
     def start(self, task: ShardTask) -> None:
-        hand = next(hand for hand in self._hands if hand.task is None)
-        hand.task, hand.started = task, time.monotonic()
+        hand = next(hand for hand in self._hands if _is_idle(hand))
+        hand.task, hand.since = task, time.monotonic()
         try:
             hand.pipe.send(task)
         except OSError:
             log.warning("worker %s was gone before it got a shard", hand.process.pid)
 
     def wait(self, timeout_s: float) -> list[Outcome]:
-        busy = [hand for hand in self._hands if hand.task is not None]
-        ready = wait([hand.pipe for hand in busy], timeout=timeout_s)
-        outcomes = [self._collect(hand) for hand in busy if hand.pipe in ready]
-        overdue = [hand for hand in busy if hand.task is not None and self._is_overdue(hand)]
-        return outcomes + [self._replace(hand, "overdue") for hand in overdue]
+        """Idle hands are listened to as well: one that dies between shards is replaced at once."""
+        spoken = wait([hand.pipe for hand in self._hands], timeout=timeout_s)
+        outcomes: list[Outcome] = []
+        for hand in list(self._hands):
+            if hand.pipe in spoken:
+                outcomes += self._listen(hand)
+            elif not _is_idle(hand) and time.monotonic() - hand.since > self._allowance_s(hand):
+                outcomes += self._replace(hand, "overdue")
+        return outcomes
 
-    def _collect(self, hand: _Hand) -> Outcome:
+    def _allowance_s(self, hand: _Hand) -> float:
+        return self._resources.shard_deadline_s if hand.ready else START_ALLOWANCE_S
+
+    def _listen(self, hand: _Hand) -> list[Outcome]:
         try:
-            outcome = hand.pipe.recv()
+            said = hand.pipe.recv()
         except (EOFError, OSError):
             return self._replace(hand, "lost")
+        if not hand.ready:
+            return self._welcome(hand, said)
         hand.task = None
-        return outcome
+        return [said]
 
-    def _is_overdue(self, hand: _Hand) -> bool:
-        return time.monotonic() - hand.started > self._resources.shard_deadline_s
+    def _welcome(self, hand: _Hand, said: str | CknScaleError) -> list[Outcome]:
+        if isinstance(said, InputError):  # what no other process would do better
+            raise said
+        if isinstance(said, CknScaleError):
+            log.warning("worker %s could not start: %s", hand.process.pid, said)
+            return self._replace(hand, "lost")
+        hand.ready, self._failed_starts = True, 0
+        return []
 
-    def _replace(self, hand: _Hand, kind: Any) -> Outcome:
-        assert hand.task is not None
-        task = hand.task
+    def _replace(self, hand: _Hand, kind: Literal["lost", "overdue"]) -> list[Outcome]:
         _end(hand)
-        fresh = self._spawn()
-        self._hands[self._hands.index(hand)] = fresh
-        self._await_ready(fresh)
-        return Outcome(task, kind, error=CknScaleError(f"worker {hand.process.pid} was {kind}"))
+        sentence = f"worker {hand.process.pid} was {kind}, it ended with code {hand.process.exitcode}"
+        self._failed_starts += not hand.ready
+        if self._failed_starts > MAX_FAILED_STARTS:
+            raise WorkFailed(f"worker processes do not start: {sentence}")
+        self._hands[self._hands.index(hand)] = self._spawn()
+        return [] if hand.task is None else [Outcome(hand.task, kind, error=CknScaleError(sentence))]
 
     def _spawn(self) -> _Hand:
         mine, theirs = self._context.Pipe()
@@ -126,23 +144,16 @@ class PoolCrew:
         process = self._context.Process(target=_serve_shards, args=arguments, name="ckn-worker")
         process.start()
         theirs.close()
-        return _Hand(process, mine)
-
-    def _await_ready(self, hand: _Hand) -> None:
-        try:
-            greeting = hand.pipe.recv() if hand.pipe.poll(START_ALLOWANCE_S) else "no answer"
-        except EOFError:
-            hand.process.join()
-            greeting = f"it ended with code {hand.process.exitcode}"
-        if isinstance(greeting, CknScaleError):
-            raise greeting
-        if greeting != "ready":
-            raise InputError(f"a worker process did not start: {greeting}")
+        return _Hand(process, mine, time.monotonic())
 
     def _end_all(self) -> None:
         for hand in self._hands:
             _end(hand)
         self._hands = []
+
+
+def _is_idle(hand: _Hand) -> bool:
+    return hand.ready and hand.task is None
 
 
 def _end(hand: _Hand) -> None:

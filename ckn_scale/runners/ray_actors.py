@@ -10,13 +10,13 @@ import logging
 import os
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, InputError
+from ckn_scale.errors import CknScaleError, InputError, WorkFailed
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
@@ -24,40 +24,51 @@ from ckn_scale.runners.worker import Worker
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 600.0  # a cluster may first have to add nodes
+SETTLE_S = 60.0  # after which the work begins with the workers that are there
+MAX_FAILED_STARTS = 20  # one after the other, before the run says that it cannot work here
+NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class or field for it
 
 
 class ShardActor:
-    """A worker on some node of the cluster."""
+    """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
 
     def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
-        self._worker = Worker(run_url, read_ahead, sight)
+        self._arguments = (run_url, read_ahead, sight)
+        self._worker: Worker | None = None
 
     def ready(self) -> str:
+        self._worker = Worker(*self._arguments)
         return ray.get_runtime_context().get_node_id()
 
     def process(self, task: ShardTask) -> dict[str, Any]:
+        assert self._worker is not None, "ready comes first"
         return self._worker.process(task)
 
 
 class RayCrew:
-    """Joins (`auto`) or starts (`local`) a cluster and keeps `workers` actors busy."""
+    """Joins (`auto`) or starts (`local`) a cluster and keeps `workers` actors busy.
+
+    An actor that dies is replaced by a new one, which waits for room in the cluster: nodes may go and
+    come in the middle.
+    """
 
     def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
         self._run_url, self._resources, self._sight = run_url, resources, sight
         self._idle: list[Any] = []
         self._running: dict[Any, tuple[Any, ShardTask, float]] = {}  # result → actor, task, start
-        self._actors: list[Any] = []
+        self._rising: dict[Any, Any] = {}  # answer of `ready` → actor
+        self._failed_starts = 0  # since the last one that succeeded
         self._owns_ray = False
 
     def __enter__(self) -> RayCrew:
         self._owns_ray = connect(self._resources)
         try:
-            self._actors = [self._hire() for _ in range(self._resources.workers)]
-            self._await_actors()
+            for _ in range(max(self._resources.workers, 1)):
+                self._hire()
+            self._await_first()
         except BaseException:
             self._leave()
             raise
-        self._idle = list(self._actors)
         return self
 
     def __exit__(
@@ -71,12 +82,14 @@ class RayCrew:
 
     def start(self, task: ShardTask) -> None:
         actor = self._idle.pop()
-        result = actor.process.remote(task)
-        self._running[result] = (actor, task, time.monotonic())
+        self._running[actor.process.remote(task)] = (actor, task, time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Outcome]:
-        finished, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
-        outcomes = [self._collect(result) for result in finished]
+        answers, _ = ray.wait([*self._running, *self._rising], num_returns=1, timeout=timeout_s)
+        outcomes = [self._collect(answer) for answer in answers if answer in self._running]
+        for answer in answers:
+            if answer in self._rising:
+                self._welcome(answer)
         now, deadline_s = time.monotonic(), self._resources.shard_deadline_s
         overdue = [r for r, (_, _, started) in self._running.items() if now - started > deadline_s]
         return outcomes + [self._give_up(result) for result in overdue]
@@ -85,53 +98,75 @@ class RayCrew:
         actor, task, _ = self._running.pop(result)
         try:
             report = ray.get(result)
-        except RayActorError as error:
-            self._idle.append(actor)  # Ray restarts it; calls wait until it is back
-            return Outcome(task, "lost", error=CknScaleError(f"its actor died: {_first_line(error)}"))
         except RayTaskError as error:
             self._idle.append(actor)
-            cause = error.cause
-            known = cause if isinstance(cause, CknScaleError) else CknScaleError(_first_line(cause))
-            return Outcome(task, "failed", error=known)
+            return Outcome(task, "failed", error=_as_ours(error))
+        except RayError as error:
+            self._replace(actor)
+            kind: Literal["lost", "displaced"] = "displaced" if NODE_DEATH in str(error) else "lost"
+            return Outcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
         self._idle.append(actor)
         return Outcome(task, "done", report)
 
     def _give_up(self, result: Any) -> Outcome:
         actor, task, _ = self._running.pop(result)
-        ray.kill(actor, no_restart=False)
-        self._idle.append(actor)
+        self._replace(actor)
         return Outcome(task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
 
-    def _hire(self) -> Any:
-        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+    def _welcome(self, answer: Any) -> None:
+        actor = self._rising.pop(answer)
+        try:
+            node = ray.get(answer)
+        except RayError as error:
+            ours = _as_ours(error)
+            if isinstance(ours, InputError):  # what no other actor would do better
+                raise ours from None
+            self._failed_starts += NODE_DEATH not in str(error)
+            if self._failed_starts > MAX_FAILED_STARTS:
+                raise WorkFailed(f"workers do not start: {ours}") from None
+            log.warning("an actor did not start: %s", ours)
+            self._replace(actor)
+            return
+        log.info("an actor is ready on node %s", node)
+        self._failed_starts = 0
+        self._idle.append(actor)
+
+    def _replace(self, actor: Any) -> None:
+        ray.kill(actor)  # it may be alive behind a broken connection; its records would do no harm
+        self._hire()
+
+    def _hire(self) -> None:
+        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         gpus = self._gpus_per_worker()
         if gpus > 0:
             options["num_gpus"] = gpus
-        return (
-            ray.remote(ShardActor)
-            .options(**options)
-            .remote(self._run_url, self._resources.read_ahead, self._sight)
-        )
+        maker = ray.remote(ShardActor).options(**options)
+        actor = maker.remote(self._run_url, self._resources.read_ahead, self._sight)
+        self._rising[actor.ready.remote()] = actor
 
     def _gpus_per_worker(self) -> float:
         if self._resources.gpus_per_worker is not None:
             return self._resources.gpus_per_worker
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
 
-    def _await_actors(self) -> None:
-        try:
-            nodes = ray.get([actor.ready.remote() for actor in self._actors], timeout=START_ALLOWANCE_S)
-        except GetTimeoutError:
-            raise InputError(
-                f"the cluster did not start {self._resources.workers} workers in {START_ALLOWANCE_S:g} s; "
-                f"it has {ray.cluster_resources()}"
-            ) from None
-        except RayActorError as error:
-            raise InputError(_root_sentence(error)) from None
-        log.info("%d actors on %d nodes", len(nodes), len(set(nodes)))
+    def _await_first(self) -> None:
+        """Until all actors are there; after a while, those that are there begin, and others join them."""
+        begun = time.monotonic()
+        while self._rising:
+            self.wait(timeout_s=1.0)
+            waited_s = time.monotonic() - begun
+            if self._idle and waited_s > SETTLE_S:
+                log.warning("%d of %d workers begin", len(self._idle), self._resources.workers)
+                return
+            if waited_s > START_ALLOWANCE_S:
+                raise InputError(
+                    f"the cluster did not start any of {self._resources.workers} workers in "
+                    f"{START_ALLOWANCE_S:g} s; it has {ray.cluster_resources()}"
+                )
 
     def _leave(self) -> None:
-        for actor in self._actors:
+        busy = [actor for actor, _, _ in self._running.values()]
+        for actor in (*self._idle, *busy, *self._rising.values()):
             ray.kill(actor)
         if self._owns_ray:
             ray.shutdown()
@@ -160,12 +195,13 @@ def connect(resources: Resources) -> bool:
     return True
 
 
-def _first_line(error: BaseException | None) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _as_ours(error: RayError) -> CknScaleError:
+    """The error that our code raised in the actor; others in one line."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return cause if isinstance(cause, CknScaleError) else CknScaleError(_shorten(cause))
 
 
-def _root_sentence(error: RayActorError) -> str:
-    """The sentence that the actor's constructor raised, out of Ray's wrapping."""
-    lines = [line for line in str(error).splitlines() if "ckn_scale.errors." in line]
-    return lines[-1].split(": ", 1)[1] if lines else _first_line(error)
+def _shorten(error: BaseException) -> str:
+    """Ray's messages without their tables: the first line, and the reason after it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    return f"{type(error).__name__}: " + " ".join(lines)[:300]

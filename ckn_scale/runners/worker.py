@@ -8,18 +8,16 @@ from typing import Any
 
 from ckn_scale.core.threads import require_device, set_compute_threads
 from ckn_scale.runners.base import ShardTask
-from ckn_scale.runners.sight import Sight, check_sight
+from ckn_scale.runners.sight import Sight, open_seen
 from ckn_scale.steps.base import Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.steps.pipeline import STEPS
-from ckn_scale.storage.run_folder import RunFolder
 
 
 class Worker:
     """Opens the run once, keeps the step (and its models) it worked on last."""
 
     def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
-        self.run = RunFolder.open(run_url)
-        check_sight(self.run, sight)
+        self.run = open_seen(run_url, sight)
         self.read_ahead = read_ahead
         self._key = ""
         self._step: Step | None = None
@@ -29,7 +27,15 @@ class Worker:
 
     def process(self, task: ShardTask) -> dict[str, Any]:
         """Do one shard; the report says how many images it held and who is known to have done it."""
-        step, worker = self._open(task.step, task.params), WorkerSettings(self.read_ahead, task.isolate)
+        try:
+            return self._process(task)
+        except BaseException:
+            self._step = None  # what it read before may be what failed it
+            raise
+
+    def _process(self, task: ShardTask) -> dict[str, Any]:
+        step = self._open(task.step, task.params)
+        worker = WorkerSettings(self.read_ahead, task.isolate, task.check)
         standing = step.log.get(task.shard_id) if task.redo is not None else None
         if standing is not None:
             commit, worked = redo_shard(step, standing, str(task.redo), worker), True
