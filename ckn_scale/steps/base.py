@@ -25,7 +25,7 @@ from ckn_scale.errors import RunMismatch
 from ckn_scale.steps.failpoints import reach
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, ShardLog, write_table
+from ckn_scale.storage.shards import Commit, DataFile, ShardLog, find_damage, write_table
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class WorkerSettings:
 
     read_ahead: int = 4
     isolate: bool = False  # each image in a subprocess that can be killed
+    check: bool = False  # a committed shard is read, and made again where it is damaged
 
 
 class Step(ABC):
@@ -92,11 +93,15 @@ class Step(ABC):
 
 def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:
     """Read → apply → write → commit. Returns what stands, and whether this call did the work."""
+    worker = worker or WorkerSettings()
     standing = step.log.get(shard_id)
-    if standing is not None:
-        check_fingerprint(step, standing)
-        return standing, False
-    return _do_shard(step, shard_id, worker or WorkerSettings(), None, None), True
+    if standing is None:
+        return _do_shard(step, shard_id, worker, None, None), True
+    check_fingerprint(step, standing)
+    damage = find_damage(step.run.store, standing.files.values()) if worker.check else None
+    if damage is not None:
+        return redo_shard(step, standing, damage, worker), True
+    return standing, False
 
 
 def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:

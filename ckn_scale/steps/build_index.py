@@ -103,9 +103,14 @@ class BuildIndex(Step):
         return ids, rows.column("uri"), jpegs, kept
 
 
+def list_index_shards(step: BuildIndex) -> list[IndexShard]:
+    """The index shards that stand."""
+    return [_as_shard(shard_id, commit) for shard_id, commit in sorted(step.log.committed().items())]
+
+
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
-    shards = [_as_shard(shard_id, commit) for shard_id, commit in sorted(step.log.committed().items())]
+    shards = list_index_shards(step)
     generation, models = read_generation(step.run)
     dim = int(_first_vectors(step).schema.metadata[b"dim"])
     manifest = IndexManifest(

@@ -2,6 +2,7 @@
 
 CKN_SCALE_FAILPOINT=data_written:encode_images:3   die between the data and the record of a shard
 CKN_SCALE_FAILPOINT=recorded:encode_images         die after a record (any shard)
+CKN_SCALE_FAILPOINT=data_written:encode_images:3:STOP   stop there, until SIGCONT
 CKN_SCALE_IMAGE_KILLS=name.jpg                     an image that kills the process preparing it
 CKN_SCALE_IMAGE_HANGS=name.jpg                     an image whose preparation never ends
 """
@@ -21,9 +22,9 @@ def reach(place: str, step: str, shard_id: int) -> None:
     wanted = os.environ.get(SHARD_VARIABLE)
     if not wanted:
         return
-    want_place, want_step, want_shard = (*wanted.split(":"), "", "")[:3]
+    want_place, want_step, want_shard, name = (*wanted.split(":"), "", "", "")[:4]
     if place == want_place and want_step in ("", step) and want_shard in ("", str(shard_id)):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if name == "STOP" else signal.SIGKILL)
 
 
 def meet_image(uri: str) -> None:

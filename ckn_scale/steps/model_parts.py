@@ -13,7 +13,7 @@ import numpy as np
 
 from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.encoder import Part, encoder_facts
-from ckn_scale.errors import InputError
+from ckn_scale.errors import DataDamaged, InputError
 from ckn_scale.steps.base import ShardResult
 from ckn_scale.steps.sample_patches import make_front
 from ckn_scale.storage.models import ModelFile, load_model, save_model
@@ -84,8 +84,28 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
     encoder = save_model(run.store, "encoder", *encoder_part(settings))
     models = {"encoder": encoder, **find_models(run, trained_logs(settings))}
     files = {name: {"path": file.path, "sha256": file.sha256} for name, file in sorted(models.items())}
-    run.models.create(1, {"attempt": new_attempt(), "models": files})
-    return 1
+    number = max(run.models.numbers(), default=0) + 1  # a damaged record keeps its number
+    run.models.create(number, {"attempt": new_attempt(), "models": files})
+    return number
+
+
+def mend_models(run: RunFolder, settings: Settings) -> bool:
+    """Look at every byte of the run's models; True when some have to be learned again."""
+    body = (run.models.latest() or (0, {"models": {}}))[1]
+    damaged = [name for name, file in body["models"].items() if not _is_whole(run, ModelFile(name, **file))]
+    if damaged and "taken_from" in body:
+        raise DataDamaged(f"the models {damaged} are damaged; copy them again from {body['taken_from']}")
+    if "encoder" in damaged:
+        save_model(run.store, "encoder", *encoder_part(settings))
+    return bool(set(damaged) - {"encoder"})
+
+
+def _is_whole(run: RunFolder, file: ModelFile) -> bool:
+    try:
+        load_model(run.store, file)
+    except DataDamaged:
+        return False
+    return True
 
 
 MODEL_SECTIONS = ("channels", "images", "keypoints", "patches", "sample", "training", "vlad", "reduction")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ckn_scale.errors import WorkFailed
+from ckn_scale.errors import DataDamaged, WorkFailed
+from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan import require_segments
-from ckn_scale.storage.index_files import StoredFile
-from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.index_files import StoredFile, read_manifest
+from ckn_scale.storage.records import RecordLog, new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -26,9 +28,6 @@ def publish_version(
     accept: bool = False,
 ) -> int:
     """The number of the version that now is current. `accept` publishes below the target, on record."""
-    latest = run.versions.latest()
-    if latest is not None and latest[1]["build"] == build:
-        return latest[0]
     states = count_states(run)
     if not certificate["passed"] and not accept:
         raise WorkFailed(_explain_refusal(certificate))
@@ -40,9 +39,33 @@ def publish_version(
         "certificate": {**certificate, "accepted": bool(accept and not certificate["passed"])},
         "states": states,
     }
-    number = run.versions.append(body)
-    log.info("published version %d (build %s)", number, build)
+    number = _append_once(run.versions, body)
+    log.info("version %d is build %s", number, build)
     return number
+
+
+def _append_once(versions: RecordLog, body: Mapping[str, Any]) -> int:
+    """The next version; or the latest, if another driver has just published the same manifest."""
+    while True:
+        latest = versions.latest()
+        if latest is not None and latest[1]["manifest_sha256"] == body["manifest_sha256"]:
+            return latest[0]
+        number = max(versions.numbers(), default=0) + 1
+        with contextlib.suppress(DataDamaged):  # a damaged record keeps its number
+            if versions.create(number, dict(body)).won:
+                return number
+
+
+def find_published(built: BuildIndex) -> int | None:
+    """The current version, if it is this build and names the index files that stand."""
+    latest = built.run.versions.latest()
+    if latest is None or latest[1]["build"] != built.params["build"]:
+        return None
+    try:
+        manifest = read_manifest(built.run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
+    except DataDamaged:
+        return None
+    return latest[0] if list(manifest.shards) == list_index_shards(built) else None
 
 
 def count_states(run: RunFolder) -> dict[str, int]:

@@ -22,7 +22,7 @@ from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, Imag
 from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is_glob, stat_input
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
-__all__ = ["IMAGE_EXTENSIONS", "ImageRef", "list_images", "read_image"]
+__all__ = ["IMAGE_EXTENSIONS", "ImageRef", "image_exists", "list_images", "read_image"]
 
 _CONTAINER = re.compile(r"(?P<file>.+\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE)
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -58,6 +58,12 @@ def read_image(uri: str, *, etag: str = "") -> bytes:
         if isinstance(status := getattr(error, "status", None), int) and 400 <= status < 500:
             raise ImageRejected("missing", f"{uri} was answered with HTTP {status}") from error
         raise
+
+
+def image_exists(uri: str) -> bool:
+    """Whether the image's file is there, or the archive or table it lies in; nothing is opened."""
+    match = _CONTAINER.fullmatch(uri)
+    return stat_input(match["file"] if match else uri) is not None
 
 
 def _read_once(uri: str, etag: str) -> bytes:

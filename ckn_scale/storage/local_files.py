@@ -58,6 +58,13 @@ def walk_files(folder: Path, *, recursive: bool = True) -> Iterator[Path]:
             yield Path(entry.path)
 
 
+def walk_sizes(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Files below `folder` with their bytes; one that goes away meanwhile is passed over."""
+    for file in walk_files(folder):
+        with contextlib.suppress(FileNotFoundError):
+            yield file, file.stat().st_size
+
+
 def file_size(path: Path) -> int:
     """Bytes of a regular file; FileNotFoundError when there is none, or a folder."""
     status = path.stat()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from safetensors.numpy import save as save_arrays
 from ckn_scale.errors import DataDamaged, InputError
 from ckn_scale.storage.store import Store
 
+logger = logging.getLogger(__name__)
 FORMAT = 1
 _KEY = "ckn_scale"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -38,18 +40,25 @@ class ModelFile:
 def save_model(
     store: Store, name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]
 ) -> ModelFile:
-    """Write a model under a name made of its content; writing the same model again changes nothing."""
+    """Write a model under a name made of its content; again, it changes nothing or mends a damaged file."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a model's name has lower-case letters, digits, '_', '.', '-' only, got {name!r}")
     data = _encode(name, arrays, meta)
     sha256 = hashlib.sha256(data).hexdigest()
     file = ModelFile(name, f"models/{name}-{sha256[:16]}.safetensors", sha256)
-    try:
-        store.write_new(file.path, data)
-        store.write_new(file.path.removesuffix("safetensors") + "json", _describe(file, arrays, meta))
-    except FileExistsError as error:
-        raise DataDamaged(f"{error}: it is damaged; delete it and run again") from error
+    _write(store, file.path, data)
+    _write(store, file.path.removesuffix("safetensors") + "json", _describe(file, arrays, meta))
     return file
+
+
+def _write(store: Store, path: str, data: bytes) -> None:
+    """Other bytes under a name that is the hash of these are damage, so replacing them loses nothing."""
+    try:
+        store.write_new(path, data)
+    except FileExistsError as error:
+        logger.warning("%s: it was damaged and is written again", error)
+        store.delete(path)
+        store.write_new(path, data)
 
 
 def load_model(store: Store, file: ModelFile) -> tuple[Arrays, dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,28 @@ def read_data(store: Store, file: DataFile) -> bytes:
     if len(data) != file.size_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataDamaged(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
     return data
+
+
+def find_damage(store: Store, files: Iterable[DataFile]) -> str | None:
+    """What is wrong with the first file whose bytes are not the recorded ones; None when all are well."""
+    for file in files:
+        try:
+            read_data(store, file)
+        except DataDamaged as error:
+            return str(error)
+    return None
+
+
+def find_misfits(store: Store, commits: Iterable[Commit]) -> list[int]:
+    """Shards with a file that is gone or has another size: found by listing, without reading any."""
+    commits = list(commits)
+    folders = {file.path.split("/")[0] for commit in commits for file in commit.files.values()}
+    sizes = {path: size for folder in sorted(folders) for path, size in store.list_sizes(folder).items()}
+    return [
+        commit.shard_id
+        for commit in commits
+        if any(sizes.get(file.path) != file.size_bytes for file in commit.files.values())
+    ]
 
 
 def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: pa.Table) -> DataFile:

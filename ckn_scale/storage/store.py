@@ -71,6 +71,10 @@ class Store:
         found = self._retried(prefix, lambda: self._list_once(prefix, recursive))
         return sorted(found)
 
+    def list_sizes(self, prefix: str = "") -> dict[str, int]:
+        """Bytes of every file in the folder `prefix` and below, by relative path."""
+        return self._retried(prefix, lambda: self._list_sizes_once(prefix))
+
     def exists(self, path: str) -> bool:
         try:
             self.size(path)
@@ -188,6 +192,19 @@ class Store:
         return [
             name.lstrip("/")[start:] for name, kind in entries if kind == "file" and not name.endswith("/")
         ]
+
+    def _list_sizes_once(self, prefix: str) -> dict[str, int]:
+        if self.is_local:
+            root = Path(self.url)
+            sizes = local_files.walk_sizes(root / _checked(prefix))
+            return {file.relative_to(root).as_posix(): size for file, size in sizes}
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.find(self._key(prefix), detail=True)
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {name.lstrip("/")[start:]: int(entry["size"]) for name, entry in found.items()}
 
     def _list_entries(self, folder: str, recursive: bool) -> Sequence[tuple[str, str]]:
         try:
