@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from ckn_scale.core.descriptors import PatchDescriptor
@@ -17,6 +18,10 @@ from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
+from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS
+
+NETPBM = ("ppm", "pgm")
+EXTENSIONS = {*IMAGE_EXTENSIONS, *NETPBM}
 
 
 class UnusableImage(InputError):
@@ -31,10 +36,20 @@ class ImageFile:
     box: tuple[float, float, float, float] | None = None
 
     def read(self) -> bytes:
+        """Its bytes, in a format that the pipeline reads."""
         try:
-            return self.path.read_bytes()
+            data = self.path.read_bytes()
         except OSError as error:
             raise InputError(f"cannot read {self.path}: {error.strerror}") from None
+        return _wrap_netpbm(data) if self.path.suffix.lower()[1:] in NETPBM else data
+
+
+def _wrap_netpbm(data: bytes) -> bytes:
+    """The same pixels as PNG: old data sets come as PPM, which no one should send to an index."""
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
+    if pixels is None:
+        return data  # the decoder will say what is wrong
+    return cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 0])[1].tobytes()
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.regions import ImageFile
-from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS
+from ckn_scale.evaluate.regions import EXTENSIONS, ImageFile
 
-EXTENSIONS = {*IMAGE_EXTENSIONS, "ppm", "pgm"}  # the sets are distributed in these
 LAYOUTS = {"img{}": "H1to{}p", "{}": "H_1_{}"}
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from ckn_scale.config import SampleSettings
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.regions import ImageFile, RegionReader, UnusableImage
-from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS
+from ckn_scale.evaluate.regions import EXTENSIONS, ImageFile, RegionReader, UnusableImage
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ def find_images(folder: Path) -> list[Path]:
     """Image files below a folder, sorted; InputError when there is no folder or nothing in it."""
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower()[1:] in IMAGE_EXTENSIONS)
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower()[1:] in EXTENSIONS)
     if not found:
         raise InputError(f"there is no image in {folder}")
     return found

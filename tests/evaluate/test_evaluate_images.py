@@ -1,0 +1,67 @@
+"""`ckn-scale evaluate images` on three photographs and their turned copies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_sets import TINY
+
+
+def test_images_table_and_json(groups, run, cache, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--protocol", "groups", "--descriptors", "sift,ckn-grad,ckn-mix,sift+ckn-grad"]
+    more = ["--words", "4", "--regions", "8", "--intra", "both", "--seeds", "2", "--json", out]
+    result = run("evaluate", "images", groups, *TINY, *cache, *options, *more)
+    assert result.exit_code == 0, result.output
+    content = json.loads(out.read_text())
+    assert content["protocol"] == "groups"
+    assert (content["images"], content["queries"]) == (6, 6)
+    rows = {one["descriptor"]: one for one in content["results"]}
+    assert rows["sift"]["dim"] == 4 * 128
+    assert rows["sift+ckn-grad"]["dim"] == 4 * (128 + 64)
+    for one in rows.values():
+        assert 0.5 < one["map"] <= 1.0
+        assert len(one["seeds"]) == 2
+        assert len(one["grid"]) == 2  # with and without intra-normalisation
+        assert one["map"] == pytest.approx(sum(one["seeds"]) / 2)
+    # The tiny preset has one channel: its mix is that channel.
+    assert rows["ckn-mix"]["map"] == rows["ckn-grad"]["map"]
+
+
+def test_second_table_is_the_same_from_the_cache(groups, run, cache):
+    options = ["--protocol", "groups", "--descriptors", "rootsift,ckn-grad", "--words", "4", "--seeds", "1"]
+    first = run("evaluate", "images", groups, *TINY, *cache, *options)
+    second = run("evaluate", "images", groups, *TINY, *cache, *options)
+    assert first.exit_code == 0, first.output
+    assert second.output == first.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--descriptors", "ckn-gard"], ["ckn-gard", "ckn-grad"]),
+        (["--set", "vlad.num_word=8"], ["vlad.num_word"]),
+        (["--regions", "0"], ["--regions", "0"]),
+        (["--train-images", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_bad_options_are_refused(groups, run, cache, tmp_path, options, words):
+    result = run("evaluate", "images", groups, "--protocol", "groups", *cache, *options)
+    assert result.exit_code == 2, result.output
+    for word in words:
+        assert word in str(result.exception)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("protocol", ["holidays", "ukbench", "oxford", "groups"])
+def test_missing_folder_is_refused(run, tmp_path, protocol):
+    result = run("evaluate", "images", tmp_path / "nowhere", "--protocol", protocol)
+    assert result.exit_code == 2
+    assert "nowhere" in str(result.exception)
+
+
+def test_folder_without_images_is_refused(run, tmp_path):
+    result = run("evaluate", "images", tmp_path, "--protocol", "holidays")
+    assert result.exit_code == 2
+    assert "there is no image in" in str(result.exception)
