@@ -31,10 +31,10 @@ for room in (indexing, inspecting, answering):
 app.add_typer(evaluate_app, name="evaluate")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every error made on purpose is one line on stderr."""
     try:
-        app()
+        app(arguments)
     except CknScaleError as error:
         print(f"ckn-scale: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
