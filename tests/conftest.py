@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from photo_runs import command_line, photos, reference, reference_digests, user_env
 from s3_fault_proxy import FaultProxy
 from s3_server import S3Server
+
+__all__ = ["command_line", "photos", "reference", "reference_digests", "user_env"]
 
 
 @pytest.fixture(scope="session")

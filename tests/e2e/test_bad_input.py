@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from conftest import parse, tiny_options
+from photo_runs import parse, tiny_options
 
 
 def _assert_refused(result, *words):

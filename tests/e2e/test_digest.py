@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import digests_of
+from photo_runs import digests_of
 
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder

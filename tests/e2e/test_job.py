@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import OVERRIDES, digests_of, parse
+from photo_runs import OVERRIDES, digests_of, parse
 from ray_head import ray_head
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from conftest import digests_of, index_command, read_events, tiny_options
+from photo_runs import digests_of, index_command, read_events, tiny_options
 
 
 def test_killed_driver_is_resumed_with_equal_digests(

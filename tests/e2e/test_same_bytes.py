@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from conftest import digests_of, parse, tiny_options
+from photo_runs import OVERRIDES, digests_of, parse, read_commits, tiny_options
 
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.runners import sight
+from ckn_scale.runners.index_images import index_images
+from ckn_scale.steps import prepare_image
+from ckn_scale.storage import image_sources
 
 TWO_NODES = Path(__file__).parent / "two_nodes.py"
 
 
-def test_pool_gives_the_bytes_of_one_process(photos, reference_digests, command_line, tmp_path):
-    result = command_line("index", photos, tmp_path / "run", *tiny_options(), "--workers", "2")
-    assert result.returncode == 0, result.stderr
-    assert digests_of(tmp_path / "run") == reference_digests
-    commits = RunFolder.open(str(tmp_path / "run")).commits("encode_images").committed()
-    assert len({commit.worker["pid"] for commit in commits.values()}) == 2
+def test_pool_gives_the_bytes_of_one_process_and_shares_the_work(
+    photos, reference_digests, tmp_path, monkeypatch
+):
+    for module in (image_sources, prepare_image, sight):
+        monkeypatch.setattr(module, "read_image", _refuse)
+    run = tmp_path / "run"
+    index_images(str(photos), str(run), load_settings("tiny", None, OVERRIDES), Resources(workers=2))
+    assert digests_of(run) == reference_digests
+    for step in ("sample_patches", "draw_subpatches-1", "describe_patches-raw", "encode_images"):
+        workers = [commit.worker for commit in read_commits(run, step).values()]
+        assert len({worker["pid"] for worker in workers}) == 2, step
+        assert all(worker["pid"] != os.getpid() and worker["host"] for worker in workers), step
+
+
+def _refuse(uri: str, **options: str) -> bytes:
+    raise AssertionError(f"the driver opened {uri}")
 
 
 def test_ray_gives_the_same_bytes_and_each_actor_sees_its_own_gpu(
@@ -31,10 +46,7 @@ def test_ray_gives_the_same_bytes_and_each_actor_sees_its_own_gpu(
     assert result.returncode == 0, result.stderr[-3000:]
     assert json.loads(result.stdout.splitlines()[-1])["nodes"] == 2
     assert digests_of(run) == reference_digests
-    seen = {
-        commit.worker["pid"]: commit.worker["gpus"]
-        for commit in RunFolder.open(str(run)).commits("encode_images").committed().values()
-    }
+    seen = {commit.worker["pid"]: commit.worker["gpus"] for commit in read_commits(run).values()}
     assert len(seen) == 2, "both actors took part"
     assert all(len(gpus.split(",")) == 1 and gpus.isdigit() for gpus in seen.values()), seen
 

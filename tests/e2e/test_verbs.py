@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from conftest import digests_of, parse, tiny_options
+from photo_runs import digests_of, parse, tiny_options
 
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import read_photo

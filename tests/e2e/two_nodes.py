@@ -10,7 +10,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import ray
-from conftest import OVERRIDES
+from photo_runs import OVERRIDES
 from ray.cluster_utils import Cluster
 
 from ckn_scale.config import Resources, load_settings
