@@ -1,0 +1,75 @@
+"""What is written down is run: verbs, paths, job commands and the tree in the README."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ckn_scale.cli.main import app
+from ckn_scale.config import list_presets
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+JOBS = sorted((ROOT / "jobs").glob("*.py"))
+
+
+def _commands(text: str, program: str) -> list[list[str]]:
+    joined = text.replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines() if line.strip().startswith(program)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def _verbs() -> list[str]:
+    return sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_readme_commands_are_accepted_by_the_command_line():
+    commands = _commands(README, "ckn-scale")
+    assert len(commands) >= 5
+    for command in commands:
+        assert command[1] in _verbs(), command
+
+
+@pytest.mark.parametrize("verb", _verbs())
+def test_help_of_every_verb_has_an_example(verb):
+    result = CliRunner().invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"ckn-scale {verb} " in result.output or "Commands" in result.output
+
+
+def test_readme_names_the_presets_there_are():
+    assert all(f"`{preset}`" in README for preset in list_presets())
+
+
+def test_readme_links_and_tree_exist():
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+    tree = README.split("```text")[1].split("```")[0]
+    for name in re.findall(r"(?<![\w/])([\w]+\.py|[\w]+/)", tree):
+        matches = [path for path in ROOT.glob(f"**/{name}") if ".venv" not in path.parts]
+        assert matches, f"{name} stands in the README's tree, but nowhere else"
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
+def test_job_docstring_is_its_submit_command(job):
+    (command,) = _commands(ast.get_docstring(ast.parse(job.read_text())) or "", "ray job submit")
+    entry = command[command.index("--") + 1 :]
+    assert entry[:2] == ["python", f"jobs/{job.name}"]
+    result = subprocess.run([sys.executable, str(job), "--help"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for option in (part for part in entry if part.startswith("--")):
+        assert option in result.stdout or job.stem == "evaluate", option
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", README):
+        assert f"\n{target}:" in makefile
