@@ -124,7 +124,7 @@ def _build_first(ckn: Ckn, group: int, like: Tensor) -> FirstLayer | TabulatedOr
 def _check_dtype(ckn: Ckn, dtype: torch.dtype) -> None:
     """A narrow kernel multiplies the rounding of a half-precision product by 1/α²."""
     narrowest = min(layer.alpha for layer in ckn.layers)
-    if dtype in _HALF_TYPES and narrowest < 0.25:
+    if dtype in _HALF_TYPES and narrowest < 0.2:
         raise ValueError(f"α = {narrowest:.3g} is too small for {dtype}: use float32 for {ckn.spec.channel}")
 
 

@@ -19,6 +19,7 @@ from ckn_scale.core.ckn_model import CknLayer, first_pooling_matrix, pooling_mat
 from ckn_scale.core.specs import CknSpec
 
 NORM_FLOOR = 1e-5
+_ROUNDING = 1e-6  # of pixels in 0 … 1: the blur of a constant patch is not quite constant
 _LOG_OF_ZERO = -1e4  # two to this power is exactly zero in every float type
 
 
@@ -113,8 +114,9 @@ def invert_norms(squared_norms: Tensor) -> Tensor:
 
 
 def log_power(squared_norms: Tensor, power: float) -> Tensor:
-    """log₂ ‖x‖^power."""
-    return squared_norms.log2().mul_(power / 2).clamp_(min=_LOG_OF_ZERO)
+    """log₂ ‖x‖^power; what is not more than rounding counts as zero."""
+    logs = squared_norms.log2().mul_(power / 2)
+    return logs.masked_fill_(squared_norms < _ROUNDING**2, _LOG_OF_ZERO)
 
 
 def stack_exponent_weights(layer: CknLayer, like: Tensor) -> Tensor:

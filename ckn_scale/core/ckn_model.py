@@ -161,6 +161,8 @@ def window_weights(side: int, patch_size_px: int, window_sigma: float | None) ->
 
 def orientation_layer(spec: LayerSpec) -> CknLayer:
     """The first layer of `grad`: p₁ directions, α₁ = 2 sin(π/p₁), nothing to learn."""
+    if spec.num_filters < 2:
+        raise ValueError(f"num_filters of the orientation layer must be ≥ 2, got {spec.num_filters}")
     angles_rad = 2 * np.pi * np.arange(spec.num_filters) / spec.num_filters
     alpha = 2 * math.sin(math.pi / spec.num_filters)
     directions = np.stack([np.cos(angles_rad), np.sin(angles_rad)], 1) / alpha**2

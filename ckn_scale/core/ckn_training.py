@@ -18,6 +18,7 @@ from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches
 from ckn_scale.core.ckn_inputs import InputSubpatches
 from ckn_scale.core.ckn_layers import NORM_FLOOR, unfold_maps
 from ckn_scale.core.ckn_model import CknLayer, layer_sides, orientation_layer, truncate_spec
+from ckn_scale.core.ckn_sgd import fit_sgd
 from ckn_scale.core.nystrom import fit_nystrom
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, LayerSpec
@@ -151,6 +152,8 @@ def fit_layer(
 ) -> CknLayer:
     """Filters whose responses' inner products approximate exp(−‖x − y‖²/(2α²))."""
     rows = torch.from_numpy(subpatches).to(device)
+    if training.solver == "sgd":
+        return CknLayer(spec, alpha, *fit_sgd(rows, spec.num_filters, alpha, training))
     weights, bias, factor = fit_nystrom(
         rows,
         spec.num_filters,
@@ -160,3 +163,16 @@ def fit_layer(
         seed=training.seed,
     )
     return CknLayer(spec, alpha, weights, bias, factor)
+
+
+def measure_kernel_error(layer: CknLayer, left: np.ndarray, right: np.ndarray) -> float:
+    """mean (⟨ψ(x), ψ(y)⟩ − κ(x, y))² / mean κ² over pairs of unit rows: 0 is exact, 1 is predicting zero."""
+    target = np.exp((np.sum(left * right, axis=1, dtype=np.float64) - 1) / layer.alpha**2)
+    features = [_evaluate_features(layer, rows) for rows in (left, right)]
+    predicted = np.sum(features[0] * features[1], axis=1)
+    return float(np.mean((predicted - target) ** 2) / np.mean(target**2))
+
+
+def _evaluate_features(layer: CknLayer, rows: np.ndarray) -> np.ndarray:
+    features = np.exp(rows.astype(np.float64) @ layer.weights.T + layer.bias)
+    return features if layer.factor is None else features @ layer.factor.T

@@ -42,14 +42,14 @@ def _update(rows: Tensor, centroids: Tensor) -> Tensor:
 
 
 def _find_nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each row and its squared distance less ‖row‖²."""
+    """The nearest centroid of each row and its squared distance."""
     half_squares = centroids.square().sum(dim=1) / 2
     words, scores = [], []
     for start in range(0, len(rows), _BLOCK_ROWS):
         best = (rows[start : start + _BLOCK_ROWS] @ centroids.T - half_squares).max(dim=1)
         words.append(best.indices)
         scores.append(best.values)
-    return torch.cat(words), -2 * torch.cat(scores)
+    return torch.cat(words), rows.square().sum(dim=1) - 2 * torch.cat(scores)
 
 
 def assign_words(descriptors: np.ndarray, centroids: np.ndarray) -> np.ndarray:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ckn_scale.core.specs import ProjectionSpec
 
-# Directions below this share of the largest singular value are rounding, not data.
-_RANK_TOLERANCE = 1e-4
+# Directions below this share of the largest singular value are rounding (of float32 products), not data.
+_RANK_TOLERANCE = 1e-3
 _BLOCK_ROWS = 16
+_EXACT_SIZE = 3000  # a larger matrix, of which a third or less is wanted, is decomposed iteratively
+_POWERS = 8
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,17 @@ def fit_projection(descriptors: np.ndarray, spec: ProjectionSpec) -> Projection:
     """Learn a projection from rows (N, D); zero rows are left out.
 
     `dim` falls to the rank of the data. The smaller of the moment matrix (D, D) and the Gram matrix
-    (N, N) is decomposed, in float64.
+    (N, N) is decomposed.
     """
     if descriptors.ndim != 2:
         raise ValueError(f"descriptors must be (N, D), got {descriptors.shape}")
     rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
     norms = torch.linalg.vector_norm(rows, dim=1)
-    rows = rows[norms > 0] / norms[norms > 0, None]
+    rows, norms = rows[norms > 0], norms[norms > 0]
+    rows /= norms[:, None]
     if len(rows) < 2:
         raise ValueError(f"a projection needs at least two rows that are not zero, got {len(rows)}")
-    mean = rows.double().mean(dim=0)
+    mean = torch.from_numpy(rows.numpy().mean(axis=0, dtype=np.float64))
     rows -= mean.float()
     fit = _fit_by_moments if rows.shape[1] <= len(rows) else _fit_by_gram
     directions, singular = fit(rows, spec.dim)
@@ -91,25 +94,39 @@ def fit_projection(descriptors: np.ndarray, spec: ProjectionSpec) -> Projection:
 
 def _fit_by_moments(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """(d, D) orthonormal directions and their singular values, float64, largest first."""
-    values, vectors = torch.linalg.eigh((rows.T @ rows).double())
-    singular, kept = _keep_largest(values, dim)
-    return _fix_signs(vectors[:, kept].T), singular
+    singular, vectors = _decompose(rows.T @ rows, dim)
+    return _fix_signs(vectors.T), singular
 
 
 def _fit_by_gram(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh((rows @ rows.T).double())
-    singular, kept = _keep_largest(values, dim)
-    directions = (rows.T @ (vectors[:, kept] / singular).float()).double().T
+    singular, vectors = _decompose(rows @ rows.T, dim)
+    directions = (rows.T @ (vectors / singular).float()).double().T
     return _fix_signs(directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)), singular
 
 
-def _keep_largest(eigenvalues: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    singular = eigenvalues.clamp(min=0).sqrt().flip(0)
+def _decompose(matrix: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest roots of eigenvalues (d,) and their eigenvectors (n, d), float64, within the rank."""
+    few = len(matrix) > _EXACT_SIZE and len(matrix) > 3 * dim
+    values, vectors = _iterate_subspace(matrix, dim) if few else torch.linalg.eigh(matrix.double())
+    singular = values.clamp(min=0).sqrt().flip(0)
     rank = int((singular > _RANK_TOLERANCE * singular[0]).sum())
     if rank == 0:
         raise ValueError("all rows are equal: there is no direction to project on")
     count = min(dim, rank)
-    return singular[:count], torch.arange(len(eigenvalues) - 1, len(eigenvalues) - 1 - count, -1)
+    return singular[:count], vectors.flip(1)[:, :count]
+
+
+def _iterate_subspace(matrix: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs by powers of the matrix on a block of vectors: products instead of eigh.
+
+    A quarter more vectors than asked for, so that those at the end are settled too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(len(matrix), dim + dim // 4 + 16, generator=generator)
+    for _ in range(_POWERS):
+        block = torch.linalg.qr(matrix @ block)[0]
+    values, rotation = torch.linalg.eigh((block.T @ (matrix @ block)).double())
+    return values, block.double() @ rotation
 
 
 def _fix_signs(directions: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from ckn_scale.core.ckn_model import window_weights
 _CELLS = 4
 _ORIENTATIONS = 8
 _CLIP = 0.2
+_ROUNDING = 1e-3  # grey levels: the blur of a constant patch is not quite constant
 _GROUP = 16  # patches that go through together: they fit the cache
 
 
@@ -71,7 +72,8 @@ def make_histograms(luma: Tensor, pooling: Tensor) -> Tensor:
     """(B, S, S) → (B, 128): cells row by row, orientations fastest."""
     gradients = luma.new_empty(len(luma), 2, *luma.shape[1:])
     differentiate(luma, gradients)
-    magnitudes = torch.linalg.vector_norm(gradients, dim=1)
+    magnitudes = gradients.square().sum(dim=1).sqrt_()
+    magnitudes[magnitudes < _ROUNDING] = 0
     turns = torch.atan2(gradients[:, 1], gradients[:, 0]) * (_ORIENTATIONS / (2 * torch.pi))
     bins = torch.arange(_ORIENTATIONS).view(1, -1, 1, 1)
     apart = torch.remainder(turns[:, None] - bins, _ORIENTATIONS)  # 0 … 8, 8 being as near as 0

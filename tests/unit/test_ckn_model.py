@@ -1,0 +1,129 @@
+import json
+
+import numpy as np
+import pytest
+from ckn_cases import PAPER, SIDE
+
+from ckn_scale.core.ckn_model import (
+    Ckn,
+    first_pooling_matrix,
+    layer_sides,
+    orientation_layer,
+    pooled_side,
+    pooling_matrix,
+    window_weights,
+)
+from ckn_scale.core.specs import CknSpec, LayerSpec
+
+
+def dense(channel):
+    first, second = PAPER[channel].layers
+    layers = (
+        LayerSpec(first.patch_px, first.num_filters, 4),
+        LayerSpec(second.patch_px, second.num_filters, 3),
+    )
+    return CknSpec(channel, layers)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dim"),
+    [
+        (PAPER["raw"], 41_472),
+        (PAPER["white"], 32_768),
+        (PAPER["grad"], 50_176),
+        (dense("grad"), 9_216),
+        (dense("white"), 8_192),
+    ],
+)
+def test_dim_of_the_papers_networks(spec, dim):
+    assert Ckn(spec, SIDE, ()).dim == dim
+
+
+def test_dim_of_the_liberty_network():
+    spec = CknSpec("grad", (LayerSpec(1, 6, 8), LayerSpec(4, 1024, 3)))
+    assert Ckn(spec, 64, ()).dim == 4096
+
+
+def test_layer_sides_follow_the_paper():
+    assert layer_sides(PAPER["white"], SIDE) == [(49, 16), (15, 8)]
+
+
+@pytest.mark.parametrize(
+    ("side", "subsampling", "expected"), [(47, 5, 9), (49, 3, 16), (14, 2, 7), (5, 1, 5), (1, 9, 0)]
+)
+def test_pooled_side_counts_centres(side, subsampling, expected):
+    assert pooled_side(side, subsampling) == expected
+
+
+def test_pooling_matrix_by_hand():
+    matrix = pooling_matrix(7, 3)  # centres 1 and 4
+    taps = np.exp(-(np.arange(-3, 4) ** 2) / 9)
+    taps /= taps.sum()
+    assert matrix.shape == (2, 7)
+    np.testing.assert_allclose(matrix[0], [*taps[2:], 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(matrix[1], [0, *taps[:6]], rtol=1e-6)
+
+
+def test_pooling_matrix_does_not_renormalise_at_the_border():
+    sums = pooling_matrix(20, 3).sum(axis=1)
+    assert sums[0] < 1
+    np.testing.assert_allclose(sums[1:-1], 1, rtol=1e-6)
+
+
+def test_window_weights():
+    assert np.all(window_weights(5, 5, None) == 1)
+    weights = window_weights(5, 5, 0.4)
+    np.testing.assert_allclose(weights, np.exp(-0.5 * (np.arange(-2, 3) / 2) ** 2), rtol=1e-6)
+
+
+def test_first_pooling_matrix_keeps_its_sums_when_positions_are_thinned():
+    spec = CknSpec("grad", (LayerSpec(1, 8, 4),), window_sigma=0.3)
+    thinned = CknSpec("grad", (LayerSpec(1, 8, 4),), window_sigma=0.3, position_step=2)
+    fine, coarse = first_pooling_matrix(spec, SIDE), first_pooling_matrix(thinned, SIDE)
+    assert coarse.shape == (13, 26)
+    np.testing.assert_allclose(coarse.sum(axis=1)[1:-1], fine.sum(axis=1)[1:-1], rtol=0.05)
+
+
+def test_orientation_layer_weights_of_the_neighbouring_bins():
+    layer = orientation_layer(LayerSpec(1, 16, 3))
+    responses = np.exp(layer.weights @ np.array([1, 0]) + layer.bias)
+    assert layer.alpha == pytest.approx(0.390, abs=1e-3)
+    np.testing.assert_allclose(responses[:4], [1, 0.606, 0.147, 0.0174], rtol=0.02)
+    np.testing.assert_allclose(responses[1:8], responses[:8:-1], rtol=1e-4)
+
+
+def test_orientation_layer_refuses_a_single_direction():
+    with pytest.raises(ValueError, match="got 1"):
+        orientation_layer(LayerSpec(1, 1, 3))
+
+
+def test_layer_sides_refuse_patches_that_are_too_small():
+    with pytest.raises(ValueError, match="4 px leave nothing"):
+        layer_sides(PAPER["raw"], 4)
+
+
+def test_from_arrays_refuses_what_does_not_fit():
+    ckn = Ckn(CknSpec("grad", (LayerSpec(1, 8, 3),)), SIDE, (orientation_layer(LayerSpec(1, 8, 3)),))
+    arrays, meta = ckn.to_arrays()
+    meta = json.loads(json.dumps(meta))
+    assert Ckn.from_arrays(arrays, meta).spec == ckn.spec
+    with pytest.raises(ValueError, match=r"layer0\.bias"):
+        Ckn.from_arrays({"layer0.weights": arrays["layer0.weights"]}, meta)
+    with pytest.raises(ValueError, match=r"must be \(8, 2\), got \(7, 2\)"):
+        Ckn.from_arrays({**arrays, "layer0.weights": arrays["layer0.weights"][1:]}, meta)
+    with pytest.raises(ValueError, match="as many alphas"):
+        Ckn.from_arrays(arrays, {**meta, "alphas": []})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": ()}, "at least one layer"),
+        ({"layers": (LayerSpec(3, 8, 3),)}, "patch_px 1, got 3"),
+        ({"alpha_quantile": 1.5}, "got 1.5"),
+        ({"position_step": 0}, "position_step must be"),
+    ],
+)
+def test_ckn_spec_refuses_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CknSpec(**{"channel": "grad", "layers": (LayerSpec(1, 8, 3),), **settings})
