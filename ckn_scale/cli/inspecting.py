@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,8 +35,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
             print(line)
     images = summary["images"]
     print(f"{images['planned']} images planned: {count_states(images['states'])}")
-    if summary["peak_memory_mb"]:
-        print(f"peak memory of a worker: {summary['peak_memory_mb']:.0f} MB")
+    for line in _compare_estimate(summary):
+        print(line)
     if summary["version"] is None:
         print("no version published yet")
         return
@@ -45,6 +45,21 @@ def status(run: Run, as_json: AsJson = False) -> None:
         f"version {summary['version']}: {certificate['first']} of {certificate['queries']} planted queries "
         f"came back first (at least {certificate['lower']:.3f}, target {certificate['target']:g})"
     )
+
+
+def _compare_estimate(summary: dict[str, Any]) -> list[str]:
+    """What encoding took, beside what `plan` predicted where it was asked."""
+    encode = next((step for step in summary["steps"] if step["step"] == "encode_images"), None)
+    done = sum(summary["images"]["states"].values())
+    if encode is None or not done:
+        return []
+    each_ms = 1000 * encode["seconds"] / done
+    lines = [f"encoding: {each_ms:.0f} ms of a worker per image, peak memory {summary['peak_memory_mb']} MB"]
+    guess = summary["estimate"]
+    if guess is not None:
+        guess_ms = 1000 * (guess["prepare_s"] + guess["describe_s"])
+        lines.append(f"predicted: {guess_ms:.0f} ms, {guess['worker_memory_mb']:.0f} MB")
+    return lines
 
 
 def digest(run: Run, as_json: AsJson = False) -> None:

@@ -28,6 +28,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
     for commit in encoded.values():
         states.update(commit.states)
     latest = run.versions.latest()
+    estimates = [event for event in run.events.read_all() if event["kind"] == "estimate"]
     return {
         "run": run.url,
         "steps": steps,
@@ -38,6 +39,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         "peak_memory_mb": max(
             (commit.worker.get("peak_memory_mb", 0) for commit in encoded.values()), default=0
         ),
+        "estimate": estimates[-1] if estimates else None,
         "version": None if latest is None else latest[0],
         "certificate": None if latest is None else latest[1]["certificate"],
     }

@@ -41,6 +41,9 @@ def test_steps_one_by_one_make_the_same_bytes(photos, reference_digests, command
         assert result.returncode == 0, (verb, result.stderr)
         assert result.stderr == ""
     assert digests_of(run) == reference_digests
+    status = command_line("status", run).stdout
+    assert "encoding: " in status
+    assert "predicted: " in status
 
 
 def test_dry_run_writes_nothing(photos, command_line, tmp_path):
