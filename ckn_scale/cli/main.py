@@ -16,6 +16,7 @@ import typer
 from ckn_scale import __version__
 from ckn_scale.cli import answering, indexing, inspecting
 from ckn_scale.cli.evaluate import app as evaluate_app
+from ckn_scale.cli.show import app as show_app
 from ckn_scale.errors import CknScaleError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 for room in (indexing, inspecting, answering):
     room.register(app)
 app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(show_app, name="show")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,15 +21,25 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
     """All of it or nothing: renamed into place when complete."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)
     try:
         descriptor, part = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as sink:
-            sink.write(text + "\n")
+        with os.fdopen(descriptor, "wb") as sink:
+            sink.write(data)
+        os.chmod(part, 0o666 & ~_read_umask())  # temporary files are private, results are not
         Path(part).replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _read_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,291 @@
+"""`ckn-scale show`: pictures of what the detector and the descriptors see, as PNG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ckn_scale.cli.bars import ProgressBar
+from ckn_scale.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckn_scale.config import Settings
+    from ckn_scale.core.keypoints import Keypoints
+    from ckn_scale.evaluate.regions import KeyedDescriptor
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Write pictures: regions, patches, matches, filters, the inputs of the networks, robustness.",
+)
+
+ImagePath = Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="The PNG; <verb>.png by default.")
+]
+Points = Annotated[int, typer.Option(min=1, max=5000, help="How many of the strongest regions.")]
+Preset = Annotated[str, typer.Option(help="Named settings: compact (default), paper, tiny.")]
+Config = Annotated[str | None, typer.Option("--config", help="A TOML file of settings over the preset.")]
+Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
+TrainImages = Annotated[
+    Path | None, typer.Option(help="Photographs that CKNs learn on; by default the images shown.")
+]
+
+
+@app.command()
+def keypoints(
+    image: ImagePath,
+    out: Out = None,
+    points: Points = 150,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+) -> None:
+    """The regions that the detector finds.
+
+    \b
+    ckn-scale show keypoints photo.jpg --points 200 -o regions.png
+    """
+    out, settings = check_out(out, "keypoints"), read_settings(preset, config, override, points)
+    from ckn_scale.evaluate.pictures.figures import draw_keypoints
+
+    pixels, found = detect(image, settings)
+    kind = settings.keypoints.detector
+    caption = f"{image.name}: the {len(found)} strongest regions ({kind}), blue fine, red coarse"
+    save(out, draw_keypoints(pixels, found, caption=caption))
+
+
+@app.command()
+def patches(
+    image: ImagePath,
+    out: Out = None,
+    points: Points = 16,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+) -> None:
+    """Regions and the rectified patches they become.
+
+    \b
+    ckn-scale show patches photo.jpg --points 25
+    """
+    out, settings = check_out(out, "patches"), read_settings(preset, config, override, points)
+    from ckn_scale.core.patches import extract_patches
+    from ckn_scale.evaluate.pictures.figures import draw_patches, spread_keypoints
+
+    pixels, found = detect(image, settings, spare=8)
+    chosen = spread_keypoints(found, points)
+    squares, spec = extract_patches(pixels, chosen, settings.patches), settings.patches
+    size = f"{spec.size_px} x {spec.size_px} pixels"
+    caption = f"{image.name}: squares of half side {spec.region:g} s, rectified to {size}"
+    save(out, draw_patches(pixels, chosen, squares, spec.region, caption=caption))
+
+
+@app.command()
+def matches(
+    first: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
+    second: Annotated[Path, typer.Argument(metavar="OTHER", help="Another one.")],
+    out: Out = None,
+    descriptor: Annotated[str, typer.Option(help="As `ckn-scale evaluate patches` names them.")] = "ckn-grad",
+    points: Points = 800,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+    train_images: TrainImages = None,
+) -> None:
+    """Mutual nearest regions of two images; green: one homography explains them.
+
+    \b
+    ckn-scale show matches a.jpg b.jpg --descriptor ckn-grad+ckn-white --train-images photos/
+    """
+    out, settings = check_out(out, "matches"), read_settings(preset, config, override, points)
+    from ckn_scale.core.patches import extract_patches
+    from ckn_scale.evaluate.pictures.figures import draw_matches, match_images
+
+    describe = fit_descriptor(descriptor, settings, train_images, [first, second])
+    images, found, rows = [], [], []
+    for path in (first, second):
+        pixels, points_found = detect(path, settings)
+        images.append(pixels)
+        found.append(points_found.frames)
+        rows.append(describe(extract_patches(pixels, points_found, settings.patches)))
+    matched = match_images(rows[0], rows[1], found[0], found[1])
+    right, total = int(matched[2].sum()), len(matched[2])
+    agree = f"{total} mutual matches, {right} explained by one homography"
+    caption = f"{first.name}, {second.name}: {descriptor}, {agree}"
+    save(out, draw_matches((images[0], images[1]), (found[0], found[1]), matched, caption=caption))
+
+
+@app.command()
+def filters(
+    train_images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="A folder of photographs to learn on.")
+    ],
+    out: Out = None,
+    channel: Annotated[Literal["raw", "white"], typer.Option(help="Whose first layer.")] = "raw",
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+) -> None:
+    """The filters that the first layer of CKN-raw (or -white) learns.
+
+    \b
+    ckn-scale show filters photos/ --preset paper --set training.solver=nystrom
+    """
+    out, settings = check_out(out, "filters"), read_settings(preset, config, override, None)
+    from ckn_scale.evaluate.pictures.figures import draw_filters
+
+    keyed = fit_members(f"ckn-{channel}", settings, train_images, [])[0]
+    ckn: Any = keyed.descriptor
+    count = len(ckn.ckn.layers[0].weights)
+    caption = f"CKN-{channel}: {count} filters of the first layer, learned on {train_images.name}"
+    save(out, draw_filters(ckn.ckn, caption=caption))
+
+
+@app.command()
+def inputs(
+    image: ImagePath,
+    out: Out = None,
+    points: Points = 10,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+) -> None:
+    """What the three networks look at: colours, whitened colours, gradients.
+
+    \b
+    ckn-scale show inputs photo.jpg --points 12
+    """
+    out, settings = check_out(out, "inputs"), read_settings(preset, config, override, points)
+    from ckn_scale.core.patches import extract_patches
+    from ckn_scale.evaluate.pictures.figures import draw_inputs, spread_keypoints
+
+    pixels, found = detect(image, settings, spare=8)
+    squares = extract_patches(pixels, spread_keypoints(found, points), settings.patches)
+    caption = f"{image.name}: the input maps (grad: hue is direction, brightness length)"
+    save(out, draw_inputs(squares, caption=caption))
+
+
+@app.command()
+def robustness(
+    image: ImagePath,
+    out: Out = None,
+    descriptors: Annotated[
+        str, typer.Option(help="As `ckn-scale evaluate patches` names them.")
+    ] = "sift,rootsift,ckn-grad,ckn-white",
+    points: Points = 300,
+    preset: Preset = "compact",
+    config: Config = None,
+    override: Override = None,
+    train_images: TrainImages = None,
+) -> None:
+    """Descriptor distance against rotation, zoom and translation of the patch.
+
+    \b
+    ckn-scale show robustness photo.jpg --train-images photos/
+    """
+    out, settings = check_out(out, "robustness"), read_settings(preset, config, override, points)
+    from ckn_scale.evaluate.pictures.robustness import DISTURBANCES, draw_robustness, measure_robustness
+
+    pixels, found = detect(image, settings)
+    names = [name.strip() for name in descriptors.split(",") if name.strip()]
+    curves: dict[str, dict[str, np.ndarray]] = {one.title: {} for one in DISTURBANCES}
+    for name in names:
+        describe = fit_descriptor(name, settings, train_images, [image])
+        for one in DISTURBANCES:
+            curves[one.title][name] = measure_robustness(pixels, found, describe, settings.patches, one)
+    caption = (
+        f"distance to the undisturbed patch, 1 = two unlike patches; {len(found)} regions of {image.name}"
+    )
+    save(out, draw_robustness(curves, caption=caption))
+
+
+def check_out(out: Path | None, verb: str) -> Path:
+    path = out or Path(f"{verb}.png")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"pictures are PNG files: --out must end in .png, got {path}")
+    from ckn_scale.evaluate.report import check_writable
+
+    check_writable(path)
+    return path
+
+
+def read_settings(
+    preset: str, config: str | None, override: list[str] | None, points: int | None
+) -> Settings:
+    from ckn_scale.config import load_settings
+
+    chosen = [] if points is None else [f"keypoints.max_keypoints={points}"]
+    settings = load_settings(preset, config, [*(override or []), *chosen])
+    from ckn_scale.core.threads import set_compute_threads
+
+    set_compute_threads(settings.numerics.threads)
+    return settings
+
+
+def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarray, Keypoints]:
+    """Pixels at working size and their regions; `spare` times as many, to choose from."""
+    from dataclasses import replace
+
+    from ckn_scale.core.detect import detect_keypoints
+    from ckn_scale.evaluate.cache import ContentCache
+    from ckn_scale.evaluate.regions import ImageFile, RegionReader
+
+    reader = RegionReader(settings.images, settings.keypoints, settings.patches, ContentCache())
+    pixels = reader.decode(ImageFile(path))
+    limit = settings.keypoints.max_keypoints * spare
+    found = detect_keypoints(pixels, replace(settings.keypoints, max_keypoints=limit))
+    if len(found) == 0:
+        raise InputError(f"{path} is flat: the detector found no region")
+    return pixels, found
+
+
+def fit_members(
+    name: str, settings: Settings, train_images: Path | None, shown: list[Path]
+) -> list[KeyedDescriptor]:
+    """The descriptors that a name stands for, learned on the training images or on those shown."""
+    from ckn_scale.config import load_settings
+    from ckn_scale.evaluate.cache import ContentCache
+    from ckn_scale.evaluate.descriptors import fit_member, parse_requests
+    from ckn_scale.evaluate.regions import RegionReader
+    from ckn_scale.evaluate.training_images import TrainingPatches, find_images
+
+    requests = parse_requests(name, lambda preset: settings if preset is None else load_settings(preset))
+    if len(requests) != 1:
+        raise InputError(f"one descriptor is wanted, got {name!r}")
+    paths = shown if train_images is None else find_images(train_images)
+    cache, bar = ContentCache(), ProgressBar()
+    reader = RegionReader(settings.images, settings.keypoints, settings.patches, cache)
+    training = TrainingPatches(paths, reader, bar)
+    fitted = [
+        fit_member(member, None, training.source(settings.patches.region, member.settings.sample), cache)
+        for member in requests[0].members
+    ]
+    bar.close()
+    return fitted
+
+
+def fit_descriptor(name: str, settings: Settings, train_images: Path | None, shown: list[Path]) -> Any:
+    """A function from patches to rows."""
+    import numpy as np
+
+    fitted = fit_members(name, settings, train_images, shown)
+
+    def describe(patches: np.ndarray) -> np.ndarray:
+        return np.concatenate([one.descriptor.describe(patches) for one in fitted], axis=1)
+
+    return describe
+
+
+def save(path: Path, picture: np.ndarray) -> None:
+    """All of the file or nothing of it."""
+    import cv2
+
+    from ckn_scale.evaluate.report import write_file
+
+    write_file(path, cv2.imencode(".png", picture[..., ::-1])[1].tobytes())
+    print(f"{path}: {picture.shape[1]} × {picture.shape[0]}")

@@ -1,0 +1,216 @@
+"""The figures: regions, patches, matches, filters, inputs, robustness. Arrays in, one picture out."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import torch
+
+from ckn_scale.core.ckn_inputs import InputSubpatches
+from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.specs import CknSpec, LayerSpec
+from ckn_scale.evaluate.matching import REGION_SCALES, match_greedily, measure_distances
+from ckn_scale.evaluate.pictures.canvas import (
+    PAPER,
+    Colour,
+    add_caption,
+    colour_by_value,
+    draw_dot,
+    draw_polygon,
+    enlarge_image,
+    label_point,
+    outline_regions,
+    outline_squares,
+    place_side_by_side,
+    tile_images,
+    write_text,
+)
+
+RIGHT_COLOUR: Colour = (0, 200, 83)
+WRONG_COLOUR: Colour = (229, 57, 53)
+INLIER_PX = 4.0
+MIN_INLIERS = 8
+MAX_LINES = 200  # of either kind, nearest first: more would hide the images
+SMALL_PX = 500  # images below this side are drawn at twice their size
+
+
+def draw_keypoints(image: np.ndarray, keypoints: Keypoints, *, caption: str) -> np.ndarray:
+    """Ellipses of 3√3 detection scales, from blue (fine) to red (coarse), with their orientation."""
+    factor = 2 if max(image.shape[:2]) < SMALL_PX else 1
+    canvas = fade(enlarge_image(image, factor, smooth=True), 0.85)
+    frames = scale_frames(keypoints.frames, factor)
+    ellipses = outline_regions(frames, REGION_SCALES)
+    colours = colour_by_value(keypoints.scales_px)
+    for position in np.argsort(-keypoints.scales_px).tolist():  # the large ones below
+        draw_polygon(canvas, ellipses[position], colours[position])
+        spoke = np.stack([frames[position, :, 2], ellipses[position, 0]])
+        draw_polygon(canvas, spoke, colours[position], closed=False)
+    return add_caption(canvas, caption)
+
+
+def draw_patches(
+    image: np.ndarray, keypoints: Keypoints, patches: np.ndarray, region: float, *, caption: str
+) -> np.ndarray:
+    """The regions in the image, numbered, and the square each becomes."""
+    factor = 2 if max(image.shape[:2]) < SMALL_PX else 1
+    canvas = fade(enlarge_image(image, factor, smooth=True), 0.85)
+    frames = scale_frames(keypoints.frames, factor)
+    colours = colour_by_value(keypoints.scales_px)
+    for position, square in enumerate(outline_squares(frames, region)):
+        draw_polygon(canvas, square, colours[position], thickness=2)
+    for position, frame in enumerate(frames):
+        canvas = label_point(canvas, str(position + 1), frame[:, 2], colours[position])
+    tiles = [_frame_patch(patch, position + 1, colours[position]) for position, patch in enumerate(patches)]
+    columns = max(4, int(np.ceil(np.sqrt(len(tiles)))))
+    sheet, _ = place_side_by_side([canvas, tile_images(tiles, columns)])
+    return add_caption(sheet, caption)
+
+
+def _frame_patch(patch: np.ndarray, number: int, colour: Colour) -> np.ndarray:
+    tile = np.full((2 * patch.shape[0] + 24, 2 * patch.shape[1] + 6, 3), PAPER, np.uint8)
+    tile[:18] = PAPER
+    tile[18:] = colour
+    tile[21:-3, 3:-3] = enlarge_image(patch, 2)
+    return write_text(tile, str(number), (3, 8), anchor="lm", size_px=13)
+
+
+def spread_keypoints(keypoints: Keypoints, count: int) -> Keypoints:
+    """`count` regions whose centres lie apart: each next is the strongest far enough from the others."""
+    centres = keypoints.frames[:, :, 2]
+    apart_px = np.ptp(centres, axis=0).max() / max(2.0, np.sqrt(count) + 1)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(keypoints)):
+        free = [
+            position
+            for position in range(len(keypoints))
+            if all(np.hypot(*(centres[position] - centres[other])) > apart_px for other in chosen)
+            and position not in chosen
+        ]
+        if free:
+            chosen.append(free[0])
+        apart_px *= 1.0 if free else 0.7
+    return Keypoints(keypoints.frames[chosen], keypoints.responses[chosen])
+
+
+def fade(image: np.ndarray, share: float) -> np.ndarray:
+    """Towards grey, so that what is drawn on it stands out."""
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(grey, share * 0.75, image, 1 - share, 20)
+
+
+def scale_frames(frames: np.ndarray, factor: int) -> np.ndarray:
+    """Frames of an image that was enlarged by a whole factor: pixel centres move by half pixels."""
+    scaled = frames.astype(np.float64) * factor
+    scaled[:, :, 2] += (factor - 1) / 2
+    return scaled
+
+
+def match_images(
+    first: np.ndarray, second: np.ndarray, frames_1: np.ndarray, frames_2: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mutual nearest descriptors (i, j), nearest first, and which of them one homography explains."""
+    distances = measure_distances(first, second)
+    i, j = match_greedily(distances)
+    mutual = (distances.argmin(axis=1)[i] == j) & (distances.argmin(axis=0)[j] == i)
+    i, j = i[mutual], j[mutual]
+    return i, j, find_inliers(frames_1[i, :, 2], frames_2[j, :, 2])
+
+
+def find_inliers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(N,) bool; none when too few points agree for a homography to mean anything."""
+    if len(first) < MIN_INLIERS:
+        return np.zeros(len(first), bool)
+    cv2.setRNGSeed(0)
+    _, mask = cv2.findHomography(
+        first.astype(np.float64), second.astype(np.float64), cv2.USAC_MAGSAC, INLIER_PX, maxIters=20_000
+    )
+    inliers = np.zeros(len(first), bool) if mask is None else mask.ravel().astype(bool)
+    return inliers if inliers.sum() >= MIN_INLIERS else np.zeros(len(first), bool)
+
+
+def draw_matches(
+    images: tuple[np.ndarray, np.ndarray],
+    frames: tuple[np.ndarray, np.ndarray],
+    matches: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    caption: str,
+) -> np.ndarray:
+    """Lines between matched points: inliers green over the others in thin red."""
+    canvas, starts = place_side_by_side([fade(image, 0.85) for image in images])
+    i, j, inliers = matches
+    ends = np.stack([frames[0][i, :, 2], frames[1][j, :, 2] + (starts[1], 0)], axis=1)  # (N, 2, 2)
+    for shown, colour, opacity in ((~inliers, WRONG_COLOUR, 0.35), (inliers, RIGHT_COLOUR, 0.5)):
+        layer = canvas.copy()
+        for line in ends[shown][:MAX_LINES]:
+            draw_polygon(layer, line, colour, closed=False)
+        canvas = cv2.addWeighted(layer, opacity, canvas, 1 - opacity, 0)
+        for point in ends[shown][:MAX_LINES].reshape(-1, 2):
+            draw_dot(canvas, point, colour)
+    return add_caption(canvas, caption)
+
+
+def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
+    """First-layer filters of `raw` or `white` as small colour images, each at full brightness.
+
+    Sorted by how much they vary, so that plain colours stand first.
+    """
+    layer = ckn.layers[0]
+    side = layer.spec.patch_px
+    filters = layer.weights.reshape(len(layer.weights), side, side, 3)
+    order = np.argsort((filters - filters.mean(axis=(1, 2), keepdims=True)).std(axis=(1, 2, 3)))
+    signed = ckn.spec.channel == "white"
+    tiles = [enlarge_image(show_filter(filters[one], signed=signed), 40 // side) for one in order]
+    sheet = tile_images(tiles, int(np.ceil(np.sqrt(len(tiles) * 1.6))))
+    return add_caption(sheet, caption)
+
+
+def show_filter(values: np.ndarray, *, signed: bool) -> np.ndarray:
+    """As colours of full brightness; signed values around grey."""
+    unit = values / max(np.abs(values).max(), 1e-12)
+    return np.round(127.5 * (1 + unit) if signed else 255 * np.maximum(unit, 0)).astype(np.uint8)
+
+
+def draw_inputs(patches: np.ndarray, *, caption: str) -> np.ndarray:
+    """For each patch a column: what raw, white and grad look at."""
+    white, gradients = whiten_patches(patches), differentiate_patches(patches)
+    rows = []
+    for label, maps in (("raw", patches), ("white", white), ("grad", gradients)):
+        tiles = tile_images([enlarge_image(one, 2) for one in maps], len(maps), gap_px=4)
+        strip = np.full((len(tiles), 64, 3), PAPER, np.uint8)
+        strip = write_text(strip, label, (8, len(tiles) / 2), anchor="lm", size_px=16)
+        rows.append(np.concatenate([strip, tiles], axis=1))
+    return add_caption(np.concatenate(rows), caption)
+
+
+def whiten_patches(patches: np.ndarray) -> np.ndarray:
+    """(N, S, S, 3) uint8: overlapping whitened 3 × 3 sub-patches, averaged where they overlap."""
+    kernel, size_px = 3, patches.shape[1]
+    spec = CknSpec("white", (LayerSpec(kernel, 1, 1),))
+    inputs = InputSubpatches(spec, size_px, len(patches), torch.device("cpu"))
+    side = size_px - kernel + 1
+    columns = inputs(patches)[:, :, : side * side].numpy()
+    grid = columns.reshape(len(patches), kernel * kernel, 3, side, side)
+    total, count = np.zeros((len(patches), size_px, size_px, 3)), np.zeros((size_px, size_px, 1))
+    for tap in range(kernel * kernel):
+        dy, dx = divmod(tap, kernel)
+        total[:, dy : dy + side, dx : dx + side] += grid[:, tap].transpose(0, 2, 3, 1)
+        count[dy : dy + side, dx : dx + side] += 1
+    maps = total / count
+    reach = 2.5 * maps.std(axis=(1, 2, 3), keepdims=True)
+    return np.clip(127.5 + 127.5 * maps / np.maximum(reach, 1e-12), 0, 255).astype(np.uint8)
+
+
+def differentiate_patches(patches: np.ndarray) -> np.ndarray:
+    """(N, S, S, 3) uint8: the hue is the gradient's direction, the brightness its length."""
+    spec = CknSpec("grad", (LayerSpec(1, 8, 1),))
+    inputs, size_px = (
+        InputSubpatches(spec, patches.shape[1], len(patches), torch.device("cpu")),
+        patches.shape[1],
+    )
+    maps = inputs(patches)[:, :, : size_px**2].numpy().reshape(len(patches), 2, size_px, size_px)
+    angle = np.arctan2(maps[:, 1], maps[:, 0]) % (2 * np.pi)
+    length = np.sqrt(np.hypot(maps[:, 0], maps[:, 1]))
+    bright = length / np.maximum(np.percentile(length, 99, axis=(1, 2), keepdims=True), 1e-12)
+    hsv = np.stack([angle / np.pi * 90, np.full_like(angle, 220), 255 * np.minimum(bright, 1)], axis=3)
+    return np.stack([cv2.cvtColor(one.astype(np.uint8), cv2.COLOR_HSV2RGB) for one in hsv])
