@@ -43,17 +43,27 @@ class PairProblem:
 
 
 def fit_sgd(
-    subpatches: Tensor, num_filters: int, alpha: float, spec: CknTrainingSpec, *, watch: Watcher | None = None
+    subpatches: Tensor,
+    num_filters: int,
+    alpha: float,
+    spec: CknTrainingSpec,
+    *,
+    rate: float | None = None,
+    watch: Watcher | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(weights (p, q), bias (p,)) from unit rows (n, q)."""
+    """(weights (p, q), bias (p,)) from unit rows (n, q); the rate is searched unless it is given."""
     problem = pose_problem(subpatches, alpha, spec)
     start = draw_filters(problem, num_filters, spec.seed)
-    rates = [2 ** (-k / 2) for k in range(spec.sgd_rate_candidates)]
-    errors = [try_rate(problem, start, rate, spec) for rate in rates]
-    rate = choose_rate(rates, errors)
-    logger.info("rate %.3g chosen of %d: error %.4f", rate, len(rates), min(errors))
+    if rate is None:
+        rates = candidate_rates(spec)
+        rate = choose_rate(rates, [try_rate(problem, start, one, spec) for one in rates])
+    logger.info("descending at rate %.3g", rate)
     filters = descend(problem, start, rate, spec, watch=watch).cpu().numpy()
     return np.ascontiguousarray(filters[:, :-1]), np.ascontiguousarray(filters[:, -1])
+
+
+def candidate_rates(spec: CknTrainingSpec) -> list[float]:
+    return [2 ** (-k / 2) for k in range(spec.sgd_rate_candidates)]
 
 
 def pose_problem(subpatches: Tensor, alpha: float, spec: CknTrainingSpec) -> PairProblem:

@@ -68,12 +68,18 @@ def start_ckn(spec: CknSpec, patch_size_px: int) -> Ckn:
 
 
 def add_layer(
-    ckn: Ckn, spec: CknSpec, subpatches: np.ndarray, training: CknTrainingSpec, *, device: str = "cpu"
+    ckn: Ckn,
+    spec: CknSpec,
+    subpatches: np.ndarray,
+    training: CknTrainingSpec,
+    *,
+    rate: float | None = None,
+    device: str = "cpu",
 ) -> Ckn:
-    """`ckn` with its next layer learned from unit sub-patches (n, q)."""
+    """`ckn` with its next layer learned from unit sub-patches (n, q); `rate` is SGD's, if known."""
     index = len(ckn.layers)
     alpha = choose_alpha(subpatches, spec.alpha_quantile)
-    layer = fit_layer(subpatches, spec.layers[index], alpha, training, device=device)
+    layer = fit_layer(subpatches, spec.layers[index], alpha, training, rate=rate, device=device)
     if index + 1 == len(spec.layers) and not training.keep_last_factor:
         layer = CknLayer(layer.spec, layer.alpha, layer.weights, layer.bias)
     logger.info("learned layer %d of %s: α %.3f, %s", index, spec.channel, alpha, layer.spec)
@@ -148,12 +154,18 @@ def choose_alpha(subpatches: np.ndarray, quantile: float) -> float:
 
 
 def fit_layer(
-    subpatches: np.ndarray, spec: LayerSpec, alpha: float, training: CknTrainingSpec, *, device: str = "cpu"
+    subpatches: np.ndarray,
+    spec: LayerSpec,
+    alpha: float,
+    training: CknTrainingSpec,
+    *,
+    rate: float | None = None,
+    device: str = "cpu",
 ) -> CknLayer:
     """Filters whose responses' inner products approximate exp(−‖x − y‖²/(2α²))."""
     rows = torch.from_numpy(subpatches).to(device)
     if training.solver == "sgd":
-        return CknLayer(spec, alpha, *fit_sgd(rows, spec.num_filters, alpha, training))
+        return CknLayer(spec, alpha, *fit_sgd(rows, spec.num_filters, alpha, training, rate=rate))
     weights, bias, factor = fit_nystrom(
         rows,
         spec.num_filters,

@@ -13,6 +13,7 @@ from ckn_scale.steps.draw_subpatches import DrawSubpatches
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.sample_vlads import SampleVlads
+from ckn_scale.steps.search_rates import SearchRates
 from ckn_scale.steps.train_codebook import TrainCodebook
 from ckn_scale.steps.train_layer import TrainLayer
 from ckn_scale.steps.train_projection import TrainProjection
@@ -21,12 +22,13 @@ from ckn_scale.steps.train_reduction import TrainReduction
 StepUse = tuple[type[Step], Mapping[str, str]]
 
 
+LAYER_STEPS: tuple[type[Step], ...] = (DrawSubpatches, SearchRates, TrainLayer)
+
+
 def list_training(settings: Settings) -> list[StepUse]:
     """From sampled patches to the last model."""
     num_layers = max(len(channel.ckn.layers) for channel in settings.channels)
-    layers = [
-        (kind, {"layer": str(layer)}) for layer in range(num_layers) for kind in (DrawSubpatches, TrainLayer)
-    ]
+    layers = [(kind, {"layer": str(layer)}) for layer in range(num_layers) for kind in LAYER_STEPS]
     return [
         *layers,
         (DescribePatches, {"form": "raw"}),
@@ -43,19 +45,16 @@ def list_learning(settings: Settings) -> list[StepUse]:
     return [(SamplePatches, {}), *list_training(settings)]
 
 
-STEPS: dict[str, type[Step]] = {
-    kind.name: kind
-    for kind in (
-        SamplePatches,
-        DrawSubpatches,
-        TrainLayer,
-        DescribePatches,
-        TrainProjection,
-        TrainCodebook,
-        SampleVlads,
-        TrainReduction,
-        EncodeImages,
-        BuildIndex,
-        CertifyIndex,
-    )
-}
+ALL_STEPS: tuple[type[Step], ...] = (
+    SamplePatches,
+    *LAYER_STEPS,
+    DescribePatches,
+    TrainProjection,
+    TrainCodebook,
+    SampleVlads,
+    TrainReduction,
+    EncodeImages,
+    BuildIndex,
+    CertifyIndex,
+)
+STEPS: dict[str, type[Step]] = {kind.name: kind for kind in ALL_STEPS}

@@ -9,6 +9,7 @@ from ckn_scale.steps.base import ShardResult, WorkerSettings
 from ckn_scale.steps.channels import TRAINING_SECTIONS, ChannelStep
 from ckn_scale.steps.draw_subpatches import DrawSubpatches, read_ckn_below, read_subpatches
 from ckn_scale.steps.model_parts import save_result
+from ckn_scale.steps.search_rates import SearchRates, read_rate
 
 
 class TrainLayer(ChannelStep):
@@ -29,6 +30,8 @@ class TrainLayer(ChannelStep):
         spec, training = self.channel(shard_id).ckn, self.settings.training
         below = read_ckn_below(self.run, self.settings, spec.channel, int(self.params["layer"]))
         subpatches = read_subpatches(self.drawn, spec.channel)
-        ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
+        rate = read_rate(SearchRates(self.run, self.params), shard_id)
+        device = self.settings.numerics.device
+        ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
         arrays, facts = ckn.to_arrays()
         return save_result(self.run, f"ckn-{spec.channel}", arrays, facts, subpatches=len(subpatches))

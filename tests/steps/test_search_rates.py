@@ -1,0 +1,51 @@
+"""SGD's rate candidates are shards of their own, and the layer is trained at the best of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.core.views import encode_jpeg, render_view
+from ckn_scale.demo import PHOTOS, read_photo
+from ckn_scale.runners.index_images import open_driver, sample, train
+from ckn_scale.steps.model_parts import read_generation
+from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.search_rates import SearchRates, read_rate
+
+SGD = [
+    "training.solver=sgd",
+    "training.sgd_iterations=60",
+    "training.sgd_validate_every=30",
+    "training.sgd_rate_candidates=4",
+    "training.num_subpatches=2000",
+    "sample.num_patches=200",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in PHOTOS[:4]:
+        (images / f"{name}.jpg").write_bytes(encode_jpeg(render_view(read_photo(name), "shrink", 0), 90))
+    return str(images)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "nystrom"])
+def test_rates_are_searched_for_sgd_alone(folder, tmp_path, solver):
+    settings = load_settings("tiny", None, [*SGD, f"training.solver={solver}"])
+    run = plan_images(str(tmp_path / "run"), settings, folder)
+    with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
+        sample(driver, settings)
+        train(driver, settings)
+    step = SearchRates(run, {"layer": "1"})
+    commits = step.log.committed()
+    assert "ckn-grad" in read_generation(run)[1]
+    if solver == "nystrom":
+        assert commits == {}
+        assert read_rate(step, 0) is None
+        return
+    assert sorted(commits) == [0, 1, 2, 3]
+    tried = {report["rate"]: report["error"] for report in (commit.report for commit in commits.values())}
+    finite = {rate: error for rate, error in tried.items() if error is not None}
+    assert read_rate(step, 0) == min(finite, key=lambda rate: finite[rate])
