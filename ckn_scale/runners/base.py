@@ -100,7 +100,10 @@ def run_shards(
     on_progress: ProgressHook,
     write_event: Callable[..., None],
 ) -> StepReport:
-    """Do every task; one bad shard does not stop the others, but the end says so."""
+    """Do every task; one bad shard does not stop the others, but the end says so.
+
+    What the user has to fix (a full disk, a wrong key) would fail them all: no more are begun then.
+    """
     report = StepReport(label, total, skipped=total - len(tasks))
     waiting, running, begun = deque(tasks), 0, time.monotonic()
     while waiting or running:
@@ -112,6 +115,8 @@ def run_shards(
             again = _settle(outcome, report, resources, write_event)
             if again is not None:
                 waiting.append(again)
+            if _is_for_the_user(outcome.error):
+                waiting.clear()
         done = report.skipped + report.done
         on_progress(Progress(label, done, total, report.images, time.monotonic() - begun))
     return report
@@ -131,7 +136,7 @@ def _settle(
     if outcome.kind == "displaced":
         report.retries += 1
         return task
-    if task.tries + 1 >= resources.max_attempts or getattr(outcome.error, "exit_code", 1) == 2:
+    if task.tries + 1 >= resources.max_attempts or _is_for_the_user(outcome.error):
         log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
         report.failed[task.shard_id] = reason
         report.damage = str(outcome.error) if isinstance(outcome.error, DataDamaged) else report.damage
@@ -140,6 +145,10 @@ def _settle(
     report.retries += 1
     # A worker that died or hung may have met a poison image: next time each image is on its own.
     return replace(task, tries=task.tries + 1, isolate=task.isolate or outcome.kind != "failed")
+
+
+def _is_for_the_user(error: BaseException | None) -> bool:
+    return getattr(error, "exit_code", 1) == 2
 
 
 def require_done(report: StepReport) -> None:

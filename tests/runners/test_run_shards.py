@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, RunMismatch, WorkFailed
+from ckn_scale.errors import CknScaleError, DataDamaged, RunMismatch, WorkFailed
 from ckn_scale.runners.base import Outcome, ShardTask, require_done, run_shards
 
 
@@ -88,10 +88,26 @@ def test_run_shards_gives_up_after_the_allowed_tries_and_goes_on():
 
 
 def test_run_shards_does_not_repeat_what_the_user_must_fix():
-    crew = ScriptedCrew({0: [("failed", RunMismatch("other settings"))]})
+    crew = ScriptedCrew({1: [("failed", RunMismatch("other settings"))]})
+    report, _, _ = run(crew, count=9)
+    assert len([task for task in crew.seen if task.shard_id == 1]) == 1
+    assert len(crew.seen) < 9, "what would fail them all is not tried on all"
+    assert "other settings" in report.failed[1]
+
+
+def test_run_shards_does_not_count_a_lost_host_against_the_shard():
+    crew = ScriptedCrew({1: [("displaced", CknScaleError("node"))] * 7})
+    report, events, _ = run(crew, max_attempts=2)
+    assert (report.done, report.retries, report.failed) == (4, 7, {})
+    assert not any(task.isolate or task.tries for task in crew.seen)
+    assert len(events) == 7
+
+
+def test_require_done_tells_damage_apart():
+    crew = ScriptedCrew({1: [("failed", DataDamaged("vectors/1 is damaged"))] * 9})
     report, _, _ = run(crew)
-    assert len([task for task in crew.seen if task.shard_id == 0]) == 1
-    assert "other settings" in report.failed[0]
+    with pytest.raises(DataDamaged, match="vectors/1 is damaged"):
+        require_done(report)
 
 
 def test_run_shards_of_nothing_is_done():
