@@ -121,6 +121,24 @@ def layer_sides(spec: CknSpec, patch_size_px: int) -> list[tuple[int, int]]:
     return sides
 
 
+def count_flops(spec: CknSpec, patch_size_px: int) -> int:
+    """Multiplications and additions of one patch's matrix products: filters, inner factors, whitening.
+
+    Pooling and exponentials are left out, and so is the orientation layer of `grad`, which is a table.
+    """
+    flops, last = 0, len(spec.layers) - 1
+    for index, (layer, (side, pooled)) in enumerate(
+        zip(spec.layers, layer_sides(spec, patch_size_px), strict=True)
+    ):
+        positions = side**2 if index else len(input_positions(spec, patch_size_px)) ** 2
+        if index or spec.channel != "grad":
+            flops += 2 * positions * subpatch_dim(spec, index) * layer.num_filters
+            flops += 2 * pooled**2 * layer.num_filters**2 if index < last else 0
+        if index == 0 and spec.channel == "white":
+            flops += 4 * positions * subpatch_dim(spec, 0) ** 2  # covariance, and its application
+    return flops
+
+
 def pooling_matrix(side: int, subsampling: int) -> np.ndarray:
     """(pooled side, side) float32: exp(−t²/s²) for |t| ≤ s, sum 1; taps outside the map are dropped."""
     offset = math.ceil(subsampling / 2) - 1
