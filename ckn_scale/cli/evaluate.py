@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import Request
+
+MAX_WORKERS = 16
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -102,6 +105,9 @@ def images(
     words: Annotated[int | None, typer.Option(min=1, help="Visual words of the VLAD.")] = None,
     intra: Annotated[Literal["yes", "no", "both"], typer.Option(help="VLAD blocks of unit length.")] = "both",
     seeds: Annotated[int, typer.Option(min=1, max=20, help="Codebooks to average over.")] = 3,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
+    ] = None,
     crop: Annotated[bool, typer.Option(help="Oxford: cut the queries to their box.")] = True,
     json_file: JsonFile = None,
     cache: CacheFolder = None,
@@ -122,7 +128,8 @@ def images(
     blurs = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
     places = [Place(region, blur) for region in sides for blur in blurs]
     intra_choices = {"yes": [True], "no": [False], "both": [False, True]}[intra]
-    options = {"seeds": range(seeds), "intra_choices": intra_choices}
+    crew = count_workers(workers, task.settings.numerics.device)
+    options = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": crew}
     task.report(protocol, *measure_images(task, data, protocol, crop, train_images, places, options))
 
 
@@ -231,6 +238,13 @@ def measure_images(
     facts = {"images": len(image_set.database), "queries": len(image_set.queries)}
     text = format_image_tables(results, len(table.seeds))
     return results, text, {**facts, "trained_on": str(trained_on)}
+
+
+def count_workers(asked: int | None, device: str) -> int:
+    """One process drives a GPU; without one, every core that this process may use has its own."""
+    if asked is not None:
+        return asked
+    return 1 if device == "cuda" else min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
 def parse_numbers(text: str, option: str, least: float) -> list[float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -135,21 +136,20 @@ def _fit_ckn(
     if arrays is None:
         arrays = _train(channel, settings, patches)
         cache.save(key, arrays)
-    return KeyedDescriptor(_assemble(channel, settings, arrays, patches.shape[1]), key, _seconds(arrays))
+    options = _run_options(settings)
+    descriptor = _assemble(channel, arrays, patches.shape[1], options)
+    return KeyedDescriptor(descriptor, key, round(float(arrays["seconds"][0]), 3), options)
+
+
+def _run_options(settings: Settings) -> dict[str, Any]:
+    numerics = settings.numerics
+    return {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
 
 
 def _train(channel: ChannelSpec, settings: Settings, patches: np.ndarray) -> dict[str, np.ndarray]:
-    numerics, started = settings.numerics, time.perf_counter()
-    ckn = train_ckn(
-        patches[: settings.training.num_patches], channel.ckn, settings.training, device=numerics.device
-    )
-    rows = encode_patches(
-        ckn,
-        patches[: channel.projection.num_descriptors],
-        batch_size=numerics.batch_patches,
-        device=numerics.device,
-        dtype=numerics.dtype,
-    )
+    started, training = time.perf_counter(), settings.training
+    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=settings.numerics.device)
+    rows = encode_patches(ckn, patches[: channel.projection.num_descriptors], **_run_options(settings))
     projection = fit_projection(rows, channel.projection)
     arrays = {f"ckn.{name}": array for name, array in ckn.to_arrays()[0].items()}
     arrays |= {f"projection.{name}": array for name, array in projection.to_arrays()[0].items()}
@@ -159,20 +159,9 @@ def _train(channel: ChannelSpec, settings: Settings, patches: np.ndarray) -> dic
 
 
 def _assemble(
-    channel: ChannelSpec, settings: Settings, arrays: dict[str, np.ndarray], size_px: int
+    channel: ChannelSpec, arrays: dict[str, np.ndarray], size_px: int, options: dict[str, Any]
 ) -> CknDescriptor:
     ckn_arrays = {name[4:]: array for name, array in arrays.items() if name.startswith("ckn.")}
     meta = Ckn(channel.ckn, size_px, ()).to_arrays()[1] | {"alphas": arrays["alphas"].tolist()}
     projection = Projection(arrays["projection.matrix"], arrays["projection.offset"])
-    numerics = settings.numerics
-    return CknDescriptor(
-        Ckn.from_arrays(ckn_arrays, meta),
-        projection,
-        batch_size=numerics.batch_patches,
-        device=numerics.device,
-        dtype=numerics.dtype,
-    )
-
-
-def _seconds(arrays: dict[str, np.ndarray]) -> float:
-    return round(float(arrays["seconds"][0]), 3)
+    return CknDescriptor(Ckn.from_arrays(ckn_arrays, meta), projection, **options)

@@ -16,6 +16,7 @@ from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.descriptors import Member, Request, fit_member, list_members
 from ckn_scale.evaluate.image_sets import ImageSet, Query
 from ckn_scale.evaluate.metrics import average_precision, count_in_top
+from ckn_scale.evaluate.parallel import describe_files
 from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
 from ckn_scale.evaluate.training_images import Progress, TrainingPatches
 
@@ -71,6 +72,7 @@ class ImageTable:
     on_progress: Progress
     seeds: Sequence[int] = (0, 1, 2)
     intra_choices: Sequence[bool] = (False, True)
+    workers: int = 1
     reader: RegionReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,17 +96,20 @@ class ImageTable:
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
         what = f"{member.label}, region {place.region:g}"
-        rows = DescribedImages(self.images.images, reader, keyed, self.on_progress, what)
+        files = self.images.images
+        seconds = describe_files(files, reader, keyed, what, self.on_progress, workers=self.workers)
         similarities: Similarities = {}
         for seed in self.seeds:
             centroids = self._fit_words(keyed, source(vlad.num_descriptors), vlad, seed)
             for intra in self.intra_choices:
                 vectors = {
-                    file: aggregate_vlad(rows.load(file), centroids, intra_normalise=intra)
-                    for file in rows.files
+                    file: aggregate_vlad(
+                        describe_regions(reader, file, keyed)[0], centroids, intra_normalise=intra
+                    )
+                    for file in files
                 }
                 similarities[seed, intra] = self._measure_similarities(vectors)
-        return Compared(similarities, keyed, vlad.num_words, rows.seconds)
+        return Compared(similarities, keyed, vlad.num_words, seconds)
 
     def _fit_words(
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
@@ -148,29 +153,6 @@ class ImageTable:
             train_seconds=sum(one.keyed.train_seconds for one in members),
             describe_seconds=sum(one.seconds for one in members),
         )
-
-
-class DescribedImages:
-    """The descriptors of every image, made once, then read from the cache."""
-
-    def __init__(
-        self,
-        files: Sequence[ImageFile],
-        reader: RegionReader,
-        keyed: KeyedDescriptor,
-        on_progress: Progress,
-        what: str,
-    ) -> None:
-        self.files, self.reader, self.keyed = files, reader, keyed
-        self.detected, self.seconds = {}, 0.0
-        for done, file in enumerate(files):
-            self.detected[file] = reader.detect(file)
-            _, seconds = describe_regions(reader, file, self.detected[file], keyed)
-            self.seconds += seconds
-            on_progress(what, done + 1, len(files))
-
-    def load(self, file: ImageFile) -> np.ndarray:
-        return describe_regions(self.reader, file, self.detected[file], self.keyed)[0]
 
 
 def score_rankings(images: ImageSet, similarities: np.ndarray) -> float:

@@ -98,9 +98,7 @@ class PatchTable:
         for member in list_members(self.requests):
             source = training.source(region, member.settings.sample)
             keyed = fit_member(member, smoothing_px, source, self.cache)
-            done = {
-                file: describe_regions(reader, file, found, keyed) for file, found in self.detected.items()
-            }
+            done = {file: describe_regions(reader, file, keyed) for file in self.detected}
             rows = {file: one for file, (one, _) in done.items()}
             described[member.label] = Described(rows, keyed, sum(seconds for _, seconds in done.values()))
             self.on_progress(f"region {region:g}, smoothing {smoothing_px:g}", len(described), 0)

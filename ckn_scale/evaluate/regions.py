@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -95,12 +96,12 @@ class RegionReader:
         except ImageRejected as rejected:
             raise UnusableImage(f"{file.path} cannot be used: {rejected}") from None
 
-    def patches_key(self, detected: Detected) -> str:
-        return make_key("patches", detected.key, self.patches)
+    def patches_key(self, keypoints_key: str) -> str:
+        return make_key("patches", keypoints_key, self.patches)
 
     def extract(self, file: ImageFile, detected: Detected) -> np.ndarray:
         """(N, S, S, 3) uint8, one per keypoint."""
-        key = self.patches_key(detected)
+        key = self.patches_key(detected.key)
         arrays = self.cache.load(key)
         if arrays is None:
             patches = extract_patches(self.decode(file), detected.keypoints, self.patches)
@@ -122,23 +123,29 @@ class KeyedDescriptor:
     descriptor: PatchDescriptor
     key: str
     train_seconds: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # how a CKN runs: batch size, device, dtype
 
     @property
     def dim(self) -> int:
         return self.descriptor.dim
 
 
+def name_descriptors(reader: RegionReader, file: ImageFile, keyed: KeyedDescriptor) -> str:
+    """The cache's key of one image's descriptors."""
+    return make_key("descriptors", reader.patches_key(reader.key_of(file)), keyed.key)
+
+
 def describe_regions(
-    reader: RegionReader, file: ImageFile, detected: Detected, keyed: KeyedDescriptor
+    reader: RegionReader, file: ImageFile, keyed: KeyedDescriptor
 ) -> tuple[np.ndarray, float]:
     """(N, dim) float32 of one image's regions, and the seconds it took when it was done.
 
-    Patches are cut only when the cache does not know the descriptors.
+    Regions and patches are looked for only when the cache does not know the descriptors.
     """
-    key = make_key("descriptors", reader.patches_key(detected), keyed.key)
+    key = name_descriptors(reader, file, keyed)
     arrays = reader.cache.load(key)
     if arrays is None:
-        patches = reader.extract(file, detected)
+        patches = reader.extract(file, reader.detect(file))
         started = time.perf_counter()
         rows = keyed.descriptor.describe(patches)
         arrays = {"rows": rows, "seconds": np.array([time.perf_counter() - started])}

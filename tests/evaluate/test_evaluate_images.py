@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from small_sets import TINY
+
+from ckn_scale.config import load_settings
+from ckn_scale.evaluate.cache import ContentCache
+from ckn_scale.evaluate.descriptors import fit_member, parse_requests
+from ckn_scale.evaluate.parallel import describe_files
+from ckn_scale.evaluate.regions import ImageFile, RegionReader, describe_regions
+from ckn_scale.evaluate.training_images import TrainingPatches
 
 
 def test_images_table_and_json(groups, run, cache, tmp_path):
@@ -65,3 +73,21 @@ def test_folder_without_images_is_refused(run, tmp_path):
     result = run("evaluate", "images", tmp_path, "--protocol", "holidays")
     assert result.exit_code == 2
     assert "there is no image in" in str(result.exception)
+
+
+def test_processes_give_the_same_descriptors(groups, tmp_path, monkeypatch):
+    monkeypatch.setattr("ckn_scale.evaluate.parallel.MIN_FILES", 2)
+    settings = load_settings("tiny", None, TINY[3::2])
+    paths = sorted(groups.glob("*.png"))
+    rows = []
+    for workers in (1, 2):
+        cache = ContentCache(tmp_path / str(workers))
+        reader = RegionReader(settings.images, settings.keypoints, settings.patches, cache)
+        member = parse_requests("ckn-grad", lambda _: settings)[0].members[0]
+        training = TrainingPatches(paths, reader, lambda *_: None)
+        keyed = fit_member(member, None, training.source(settings.patches.region, settings.sample), cache)
+        files = [ImageFile(path) for path in paths]
+        assert describe_files(files, reader, keyed, "test", lambda *_: None, workers=workers) > 0
+        rows.append([describe_regions(reader, file, keyed)[0] for file in files])
+    for alone, together in zip(*rows, strict=True):
+        np.testing.assert_array_equal(alone, together)

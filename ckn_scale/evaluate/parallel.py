@@ -1,0 +1,96 @@
+"""Describe many images with several processes; the cache is where they leave their results."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckn_scale.core.descriptors import PatchDescriptor
+from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.evaluate.regions import (
+    ImageFile,
+    KeyedDescriptor,
+    RegionReader,
+    describe_regions,
+    name_descriptors,
+)
+from ckn_scale.evaluate.training_images import Progress
+
+FILES_PER_TASK = 8
+MIN_FILES = 64  # below this, starting processes costs more than it saves
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A descriptor that can travel: a CKN as its arrays, anything else as it is."""
+
+    descriptor: PatchDescriptor | None
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    options: dict[str, Any]
+
+    @staticmethod
+    def of(keyed: KeyedDescriptor) -> Packed:
+        if not isinstance(keyed.descriptor, CknDescriptor):
+            return Packed(keyed.descriptor, {}, {}, {})
+        return Packed(None, *keyed.descriptor.to_arrays(), dict(keyed.options))
+
+    def unpack(self) -> PatchDescriptor:
+        if self.descriptor is not None:
+            return self.descriptor
+        return CknDescriptor.from_arrays(self.arrays, self.meta, **self.options)
+
+
+def describe_files(
+    files: Sequence[ImageFile],
+    reader: RegionReader,
+    keyed: KeyedDescriptor,
+    what: str,
+    on_progress: Progress,
+    *,
+    workers: int = 1,
+) -> float:
+    """Bring the descriptors of all files into the cache; the seconds of describing, over all processes."""
+    missing = [file for file in files if not reader.cache.has(name_descriptors(reader, file, keyed))]
+    if workers > 1 and len(missing) >= MIN_FILES:
+        for done in _describe_in_processes(missing, reader, keyed, workers):
+            on_progress(what, done, len(missing))
+    seconds = 0.0
+    for done, file in enumerate(files):
+        seconds += describe_regions(reader, file, keyed)[1]
+        on_progress(what, done + 1, len(files))
+    return seconds
+
+
+def _describe_in_processes(
+    files: Sequence[ImageFile], reader: RegionReader, keyed: KeyedDescriptor, workers: int
+) -> Iterator[int]:
+    """Yields how many are done; spawned, because torch's threads do not survive a fork."""
+    packed, done = Packed.of(keyed), 0
+    tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(tasks)), context, _set_up, (reader, keyed.key, packed)) as pool:
+        futures = [pool.submit(_describe_task, task) for task in tasks]
+        for future in as_completed(futures):
+            done += future.result()
+            yield done
+
+
+_WORK: dict[str, Any] = {}  # of one worker process
+
+
+def _set_up(reader: RegionReader, key: str, packed: Packed) -> None:
+    set_compute_threads(1)
+    _WORK["reader"], _WORK["keyed"] = reader, KeyedDescriptor(packed.unpack(), key)
+
+
+def _describe_task(files: Sequence[ImageFile]) -> int:
+    for file in files:
+        describe_regions(_WORK["reader"], file, _WORK["keyed"])
+    return len(files)
