@@ -1,0 +1,211 @@
+"""One image to its vector, by stage: the preset's CKNs against OpenCV's RootSIFT, both with VLAD.
+
+    python benchmarks/image.py --images HOLIDAYS --train-images PHOTOS [--points 800] [--json FILE]
+
+Both take the same number of points per image and as many words; both learn on PHOTOS. Time: CPU time of
+one thread, the median over some images of HOLIDAYS, stages of both in turn. Retrieval: mean average
+precision on HOLIDAYS (names as in the Holidays set: queries end in 00), mean of three codebooks, without
+and with unit blocks, the better one counts. `--no-map` leaves retrieval out.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything that starts a thread pool
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ckn_scale.config import Settings, load_settings
+from ckn_scale.core.codebook import fit_codebook
+from ckn_scale.core.descriptors import PatchDescriptor
+from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.images import decode_image, to_luma
+from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.evaluate.cache import ContentCache
+from ckn_scale.evaluate.descriptors import fit_member, list_members, parse_requests
+from ckn_scale.evaluate.image_sets import ImageSet, read_image_set
+from ckn_scale.evaluate.image_table import ImageTable, Place, score_rankings
+from ckn_scale.evaluate.regions import RegionReader
+from ckn_scale.evaluate.training_images import TrainingPatches, find_images
+
+SEEDS = (0, 1, 2)
+Stages = dict[str, float]
+
+
+class Stopwatch:
+    """CPU seconds between the calls of `lap`."""
+
+    def __init__(self) -> None:
+        self.stages: Stages = {}
+        self._last = time.process_time()
+
+    def lap(self, stage: str) -> None:
+        now = time.process_time()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+def describe_by_opencv(image: np.ndarray, detector: Any, points: int, watch: Stopwatch) -> np.ndarray:
+    """RootSIFT (N, 128) of OpenCV's own detector."""
+    luma = to_luma(image)
+    found = detector.detect(luma, None)
+    found = sorted(found, key=lambda one: -one.response)[:points]
+    watch.lap("detect")
+    found, rows = detector.compute(luma, found)
+    if rows is None:
+        return np.empty((0, 128), np.float32)
+    rows = np.sqrt(rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-12))
+    watch.lap("describe")
+    return rows.astype(np.float32)
+
+
+def time_opencv(data: bytes, settings: Settings, words: np.ndarray, detector: Any) -> Stages:
+    watch = Stopwatch()
+    image = decode_image(data, settings.images)
+    watch.lap("decode")
+    rows = describe_by_opencv(image, detector, settings.keypoints.max_keypoints, watch)
+    aggregate_vlad(rows, words, intra_normalise=True)
+    watch.lap("aggregate")
+    return watch.stages
+
+
+def time_ours(
+    data: bytes, settings: Settings, channels: Sequence[tuple[PatchDescriptor, np.ndarray]]
+) -> Stages:
+    watch = Stopwatch()
+    image = decode_image(data, settings.images)
+    watch.lap("decode")
+    keypoints = detect_keypoints(image, settings.keypoints)
+    watch.lap("detect")
+    patches = extract_patches(image, keypoints, settings.patches)
+    watch.lap("patches")
+    for descriptor, words in channels:
+        rows = descriptor.describe(patches)
+        watch.lap(f"describe {descriptor.name}")
+        aggregate_vlad(rows, words, intra_normalise=settings.vlad.intra_normalise)
+        watch.lap("aggregate")
+    return watch.stages
+
+
+def fit_channels(
+    settings: Settings, train: Sequence[Path], cache: ContentCache
+) -> list[tuple[PatchDescriptor, np.ndarray]]:
+    """Each channel of the preset with its words."""
+    reader = RegionReader(settings.images, settings.keypoints, settings.patches, cache)
+    training = TrainingPatches(train, reader, lambda *_: None)
+    source = training.source(settings.patches.region, settings.sample)
+    channels = []
+    for member in list_members(parse_requests("ckn-mix", lambda _: settings)):
+        keyed = fit_member(member, None, source, cache)
+        rows = keyed.descriptor.describe(source(min(20_000, settings.vlad.num_descriptors)))
+        channels.append((keyed.descriptor, fit_codebook(rows, settings.vlad.num_words)))
+    return channels
+
+
+def describe_files_by_opencv(
+    paths: Sequence[Path], settings: Settings, detector: Any
+) -> dict[Path, np.ndarray]:
+    limit, watch = settings.keypoints.max_keypoints, Stopwatch()
+    images = ((path, decode_image(path.read_bytes(), settings.images)) for path in paths)
+    return {path: describe_by_opencv(image, detector, limit, watch) for path, image in images}
+
+
+def measure_opencv_map(images: ImageSet, settings: Settings, train: Sequence[Path], detector: Any) -> float:
+    learned = describe_files_by_opencv(train, settings, detector)
+    rows = describe_files_by_opencv([file.path for file in images.database], settings, detector)
+    pool = np.concatenate(list(learned.values()))
+    pool = pool[np.random.default_rng(0).permutation(len(pool))[: settings.vlad.num_descriptors]]
+    means = []
+    for intra in (False, True):
+        scores = []
+        for seed in SEEDS:
+            words = fit_codebook(pool, settings.vlad.num_words, seed=seed)
+            vectors = {path: aggregate_vlad(one, words, intra_normalise=intra) for path, one in rows.items()}
+            database = np.stack([vectors[file.path] for file in images.database])
+            queries = np.stack([vectors[query.image.path] for query in images.queries])
+            scores.append(score_rankings(images, queries @ database.T))
+        means.append(float(np.mean(scores)))
+    return max(means)
+
+
+def measure_our_map(
+    images: ImageSet, settings: Settings, train: Sequence[Path], cache: ContentCache
+) -> float:
+    requests = parse_requests("ckn-mix", lambda _: settings)
+    table = ImageTable(images, requests, settings, train, cache, lambda *_: None, seeds=SEEDS)
+    cells = table.measure([Place(settings.patches.region, None)])["ckn-mix"]
+    return max(cell.mean_score for cell in cells)
+
+
+def take_medians(time_one: Callable[[bytes], Stages], files: Sequence[bytes]) -> Stages:
+    laps = [time_one(data) for data in files]
+    return {stage: statistics.median(lap[stage] for lap in laps) for stage in laps[0]}
+
+
+def print_stages(name: str, stages: Stages, mean_ap: float | None) -> None:
+    total = sum(stages.values())
+    retrieval = "" if mean_ap is None else f"   mAP {100 * mean_ap:.1f}"
+    print(f"\n{name}: {1e3 * total:.1f} ms an image{retrieval}")
+    for stage, seconds in stages.items():
+        print(f"  {stage:<20}{1e3 * seconds:>8.1f} ms  {100 * seconds / total:>5.1f} %")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=Path, required=True, help="a folder named like the Holidays set")
+    parser.add_argument("--train-images", type=Path, required=True)
+    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--points", type=int, default=800)
+    parser.add_argument("--timed", type=int, default=20, help="how many images are timed")
+    parser.add_argument("--no-map", action="store_true", help="time only")
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    set_compute_threads(1)
+    settings = load_settings(arguments.preset)
+    keypoints = replace(settings.keypoints, max_keypoints=arguments.points)
+    settings = settings.model_copy(update={"keypoints": keypoints})
+    images, train = read_image_set(arguments.images, "holidays"), find_images(arguments.train_images)
+    cache, detector = ContentCache(arguments.cache), cv2.SIFT.create(arguments.points)
+    channels = fit_channels(settings, train, cache)
+    words = np.eye(128, dtype=np.float32)[: settings.vlad.num_words]
+    step = max(1, len(images.database) // arguments.timed)
+    files = [file.read() for file in images.database[::step]]
+    stages = {
+        "ckn": take_medians(lambda data: time_ours(data, settings, channels), files),
+        "opencv": take_medians(lambda data: time_opencv(data, settings, words, detector), files),
+    }
+    maps: dict[str, float | None] = {"ckn": None, "opencv": None}
+    if not arguments.no_map:
+        maps["ckn"] = measure_our_map(images, settings, train, cache)
+        maps["opencv"] = measure_opencv_map(images, settings, train, detector)
+    for name, title in (("ckn", f"{arguments.preset}: CKN-mix + VLAD"), ("opencv", "OpenCV RootSIFT + VLAD")):
+        print_stages(title, stages[name], maps[name])
+    ratio = sum(stages["ckn"].values()) / sum(stages["opencv"].values())
+    print(f"\ntime, ours / OpenCV: {ratio:.2f}")
+    if arguments.json is not None:
+        content = {"points": arguments.points, "stages_s": stages, "map": maps, "time_ratio": ratio}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
