@@ -19,6 +19,8 @@ from ckn_scale.errors import DataDamaged, WorkFailed
 
 log = logging.getLogger(__name__)
 
+MAX_MOVES = 20  # after which a shard is suspected to take its hosts down itself
+
 
 @dataclass(frozen=True)
 class ShardTask:
@@ -28,6 +30,7 @@ class ShardTask:
     shard_id: int
     params: Mapping[str, str] = field(default_factory=dict)
     tries: int = 0
+    moves: int = 0  # how often its host went away, which is not held against it
     isolate: bool = False
     redo: str | None = None  # why a shard that is committed is done once more
     check: bool = False  # read what is committed, and make it again where it is damaged
@@ -133,9 +136,9 @@ def _settle(
         return None
     reason = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.kind
     write_event(outcome.kind, step=task.step, shard=task.shard_id, tries=task.tries + 1, reason=reason)
-    if outcome.kind == "displaced":
+    if outcome.kind == "displaced" and task.moves < MAX_MOVES:
         report.retries += 1
-        return task
+        return replace(task, moves=task.moves + 1)
     if task.tries + 1 >= resources.max_attempts or _is_for_the_user(outcome.error):
         log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
         report.failed[task.shard_id] = reason

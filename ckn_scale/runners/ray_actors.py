@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, WorkFailed
 from ckn_scale.runners.base import Outcome, ShardTask
+from ckn_scale.runners.metrics import ShardMetrics
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
 
@@ -35,6 +36,7 @@ class ShardActor:
     def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
         self._arguments = (run_url, read_ahead, sight)
         self._worker: Worker | None = None
+        self._metrics = ShardMetrics()
 
     def ready(self) -> str:
         self._worker = Worker(*self._arguments)
@@ -42,7 +44,13 @@ class ShardActor:
 
     def process(self, task: ShardTask) -> dict[str, Any]:
         assert self._worker is not None, "ready comes first"
-        return self._worker.process(task)
+        try:
+            report = self._worker.process(task)
+        except Exception:
+            self._metrics.count_failed(task.step)
+            raise
+        self._metrics.count_done(task.step, report)
+        return report
 
 
 class RayCrew:
@@ -103,7 +111,7 @@ class RayCrew:
             return Outcome(task, "failed", error=_as_ours(error))
         except RayError as error:
             self._replace(actor)
-            kind: Literal["lost", "displaced"] = "displaced" if NODE_DEATH in str(error) else "lost"
+            kind: Literal["lost", "displaced"] = "displaced" if _is_of_the_host(error) else "lost"
             return Outcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
         self._idle.append(actor)
         return Outcome(task, "done", report)
@@ -121,7 +129,7 @@ class RayCrew:
             ours = _as_ours(error)
             if isinstance(ours, InputError):  # what no other actor would do better
                 raise ours from None
-            self._failed_starts += NODE_DEATH not in str(error)
+            self._failed_starts += not _is_of_the_host(error)
             if self._failed_starts > MAX_FAILED_STARTS:
                 raise WorkFailed(f"workers do not start: {ours}") from None
             log.warning("an actor did not start: %s", ours)
@@ -199,6 +207,11 @@ def _as_ours(error: RayError) -> CknScaleError:
     """The error that our code raised in the actor; others in one line."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return cause if isinstance(cause, CknScaleError) else CknScaleError(_shorten(cause))
+
+
+def _is_of_the_host(error: RayError) -> bool:
+    """Whether the host went away: Ray says so, or has lost the connection and does not know more yet."""
+    return isinstance(error, ActorUnavailableError) or NODE_DEATH in str(error)
 
 
 def _shorten(error: BaseException) -> str:

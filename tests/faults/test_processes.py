@@ -21,6 +21,7 @@ from photo_runs import (
     tiny_options,
     wait_for,
 )
+from ray_nodes import list_children
 
 from ckn_scale.steps.failpoints import SHARD_VARIABLE
 from ckn_scale.storage.run_folder import RunFolder
@@ -115,13 +116,8 @@ def test_two_drivers_at_once_make_one_run(photos, reference_digests, start_drive
 
 def _find_stopped_child(pid: int) -> int | None:
     """A child process in state T."""
-    for child in _children(pid):
+    for child in list_children(pid):
         with open(f"/proc/{child}/stat") as file:
             if file.read().rpartition(")")[2].split()[0] == "T":
                 return child
     return None
-
-
-def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]

@@ -1,0 +1,145 @@
+"""Actors, nodes and the head of a Ray cluster die, images kill and hang: the same bytes in the end.
+
+The tests share one cluster and run in the order of the file; the last one kills its head.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from photo_runs import (
+    assert_conserved,
+    assert_some_skipped,
+    copy_trained,
+    digests_of,
+    index_command,
+    index_here,
+    read_commits,
+    read_events,
+    tiny_options,
+    wait_for,
+)
+from poison import POISON, assert_two_rows_lost, copy_with_poison, poison_options
+from ray_nodes import RayNodes
+
+
+@pytest.fixture(scope="module")
+def cluster(user_env):
+    with RayNodes({**user_env, **POISON}, count=3) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def run(reference, tmp_path):
+    """A run whose models are learned, and nothing more."""
+    return copy_trained(reference, tmp_path / "run")
+
+
+@pytest.fixture
+def start_driver(cluster):
+    drivers = []
+
+    def start(photos, run, workers, *options):
+        command = index_command("index", photos, run, *tiny_options(), "--workers", str(workers), *options)
+        command += ["--ray", "auto"]
+        drivers.append(subprocess.Popen(command, env=cluster.driver_env, stderr=subprocess.PIPE, text=True))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.kill()
+        driver.communicate()
+
+
+def _finish(driver):
+    _, stderr = driver.communicate(timeout=240)
+    assert driver.returncode == 0, stderr
+
+
+def _wait_until_encoding(run, driver, workers):
+    """Until each worker has recorded a shard, and more are to be done; their pids."""
+
+    def find_workers():
+        pids = {commit.worker["pid"] for commit in read_commits(run).values()}
+        return pids if len(pids) == workers else None
+
+    return wait_for(find_workers, "every worker recorded a shard", driver)
+
+
+def _stop_in_a_shard(pid):
+    """From now on the worker holds a shard: if it was between two, it has been handed the next."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.5)
+
+
+def test_three_actors_on_three_nodes_give_the_same_bytes(
+    cluster, photos, reference_digests, start_driver, tmp_path
+):
+    run = tmp_path / "run"
+    _finish(start_driver(photos, run, 3))
+    assert digests_of(run) == reference_digests
+    assert len({commit.worker["pid"] for commit in read_commits(run).values()}) == 3
+
+
+def test_one_actor_gives_the_same_bytes(run, photos, reference_digests, start_driver):
+    _finish(start_driver(photos, run, 1))
+    assert digests_of(run) == reference_digests
+
+
+def test_poison_images_cost_one_row_each_on_ray(photos, reference, start_driver, tmp_path):
+    folder, run = copy_with_poison(photos, tmp_path / "photos"), tmp_path / "run"
+    _finish(start_driver(folder, run, 3, *poison_options(reference)))
+    assert_two_rows_lost(run)
+
+
+def test_killed_actor_is_replaced_and_its_shard_done_again(run, photos, reference_digests, start_driver):
+    driver = start_driver(photos, run, 2)
+    worker = _wait_until_encoding(run, driver, 2).pop()
+    _stop_in_a_shard(worker)
+    os.kill(worker, signal.SIGKILL)
+    _finish(driver)
+    again = [
+        event for kind in ("lost", "displaced") for event in read_events(run, kind, step="encode_images")
+    ]
+    assert len(again) == 1
+    assert digests_of(run) == reference_digests
+    assert_conserved(run)
+
+
+def test_killed_node_is_left_and_the_work_goes_on_elsewhere(
+    cluster, run, photos, reference_digests, start_driver
+):
+    driver = start_driver(photos, run, 3)
+    workers = _wait_until_encoding(run, driver, 3)
+    node = cluster.nodes[-1]
+    for worker in workers.intersection(cluster.list_workers(node)):
+        _stop_in_a_shard(worker)
+    cluster.kill_node(node)
+    _finish(driver)
+    displaced = read_events(run, "displaced", step="encode_images")
+    assert displaced, "the node took a shard with it"
+    assert not read_events(run, "lost"), "which is not held against the shard"
+    assert digests_of(run) == reference_digests
+    assert_conserved(run)
+
+
+def test_killed_head_ends_the_driver_and_a_rerun_elsewhere_goes_on(
+    cluster, run, photos, reference_digests, start_driver
+):
+    driver = start_driver(photos, run, 2)
+    workers = _wait_until_encoding(run, driver, 2)
+    head, other = cluster.nodes
+    for worker in workers.intersection(cluster.list_workers(other)):
+        _stop_in_a_shard(worker)  # actors need no head to go on: this one does not end the run meanwhile
+    cluster.kill_node(head)
+    driver.communicate(timeout=120)
+    assert driver.returncode != 0
+    assert 0 < len(read_commits(run)) < 11
+    index_here(photos, run)
+    assert_some_skipped(run)
+    assert digests_of(run) == reference_digests
+    assert_conserved(run)

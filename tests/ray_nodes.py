@@ -1,0 +1,132 @@
+"""A Ray cluster of several nodes on this machine, whose processes a test may kill.
+
+`RayNodes` is what tests hold; this file, run as a program, is the process that starts the nodes. All
+processes of a cluster carry a mark in their environment, by which the last of them are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+MARK = "CKN_TEST_CLUSTER"
+QUICK_FAILOVER = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
+OBJECT_STORE_BYTES = 80 * 2**20
+
+
+class RayNodes:
+    """Nodes with one CPU each; the first is the head."""
+
+    def __init__(self, env: dict[str, str], count: int) -> None:
+        self.mark = uuid.uuid4().hex
+        self.env = {**env, **QUICK_FAILOVER, MARK: self.mark, "RAY_AUTH_MODE": "disabled"}
+        self.env["RAY_worker_niceness"] = "0"
+        self.count = count
+        self.address = ""
+        self.nodes: list[dict[str, Any]] = []
+
+    def __enter__(self) -> RayNodes:
+        # Ray's socket paths must stay short.
+        self._temp = tempfile.TemporaryDirectory(prefix="ckn-ray-", dir="/tmp", ignore_cleanup_errors=True)
+        command = [sys.executable, __file__, self._temp.name]
+        self._keeper = subprocess.Popen(
+            command,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            for _ in range(self.count):
+                self.add_node()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._keeper.kill()
+        self._keeper.communicate()
+        while left := find_marked(self.mark):
+            for pid in left:
+                send_signal(pid, signal.SIGKILL)
+        self._temp.cleanup()
+
+    @property
+    def driver_env(self) -> dict[str, str]:
+        """What a driver needs to work on this cluster with `--ray auto`."""
+        return {**self.env, "RAY_ADDRESS": self.address}
+
+    def add_node(self) -> dict[str, Any]:
+        self._keeper.stdin.write("add\n")  # type: ignore[union-attr]
+        self._keeper.stdin.flush()  # type: ignore[union-attr]
+        node = json.loads(self._keeper.stdout.readline())  # type: ignore[union-attr]
+        self.address = node["address"]
+        self.nodes.append(node)
+        return node
+
+    def kill_node(self, node: dict[str, Any]) -> None:
+        """All its processes at once, as a power cut does."""
+        for pid in (*self.list_workers(node), *node["pids"]):
+            send_signal(pid, signal.SIGKILL)
+        self.nodes.remove(node)
+
+    def list_workers(self, node: dict[str, Any]) -> list[int]:
+        """The worker processes of a node: its raylet started them."""
+        return [child for pid in node["pids"] for child in list_children(pid)]
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def list_children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def find_marked(mark: str) -> list[int]:
+    """Processes of a cluster, by what stands in their environment; zombies have none."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def keep_cluster(temp: str) -> None:
+    """Starts a node for each line read, and answers with its processes; ends with its input."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in sys.stdin:
+        options = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+        if not cluster.list_all_nodes():
+            options |= {"temp_dir": temp, "include_dashboard": False}
+        node = cluster.add_node(**options)
+        pids = [one.process.pid for group in node.all_processes.values() for one in group]
+        answer = {"address": cluster.address, "id": node.node_id, "pids": pids}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    keep_cluster(sys.argv[1])
