@@ -10,6 +10,7 @@ from ckn_scale.core.specs import PatchSpec
 
 WARP = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
 MIN_SIDE_PX = 4  # of the smallest pyramid level
+CHUNK = 128  # patches at once: their four channels stay in the cache until one is dropped
 
 
 def extract_patches(image: np.ndarray, keypoints: Keypoints, spec: PatchSpec) -> np.ndarray:
@@ -23,13 +24,27 @@ def extract_patches(image: np.ndarray, keypoints: Keypoints, spec: PatchSpec) ->
     levels = choose_levels(transforms)
     pyramid = _build_pyramid(image, int(levels.max(initial=0)))
     levels = np.minimum(levels, len(pyramid) - 1)
-    matrices = _on_levels(transforms, levels)
-    channels = () if image.ndim == 2 else (4,)
-    patches = np.empty((len(keypoints), spec.size_px, spec.size_px, *channels), np.uint8)
-    size = (spec.size_px, spec.size_px)
-    for patch, matrix, level in zip(patches, matrices, levels.tolist(), strict=True):
-        cv2.warpAffine(pyramid[level], matrix, size, patch, WARP, cv2.BORDER_REPLICATE)
-    return patches if image.ndim == 2 else np.ascontiguousarray(patches[..., :3])
+    # Pixel x of the image is x / 2^level there: pyrDown keeps the pixels with even coordinates.
+    matrices = transforms / np.exp2(levels)[:, None, None]
+    patches = np.empty((len(keypoints), spec.size_px, spec.size_px, *image.shape[2:]), np.uint8)
+    for start in range(0, len(patches), CHUNK):
+        part = slice(start, start + CHUNK)
+        _warp_patches(pyramid, levels[part], matrices[part], patches[part])
+    return patches
+
+
+def _warp_patches(
+    pyramid: list[np.ndarray], levels: np.ndarray, matrices: np.ndarray, patches: np.ndarray
+) -> None:
+    """Fill `patches` (N, S, S) or (N, S, S, 3) from the pyramid's grey or four-channel images."""
+    in_colour = patches.ndim == 4
+    num, side = patches.shape[:2]
+    out = np.empty((num, side, side, 4), np.uint8) if in_colour else patches
+    for patch, matrix, level in zip(out, matrices, levels.tolist(), strict=True):
+        cv2.warpAffine(pyramid[level], matrix, (side, side), patch, WARP, cv2.BORDER_REPLICATE)
+    if in_colour:
+        rows = (num * side, side)
+        cv2.cvtColor(out.reshape(*rows, 4), cv2.COLOR_RGBA2RGB, patches.reshape(*rows, 3))
 
 
 def patches_to_luma(patches: np.ndarray) -> np.ndarray:
@@ -72,8 +87,3 @@ def _build_pyramid(image: np.ndarray, num_halvings: int) -> list[np.ndarray]:
     while len(pyramid) <= num_halvings and min(pyramid[-1].shape[:2]) >= 2 * MIN_SIDE_PX:
         pyramid.append(cv2.pyrDown(pyramid[-1]))
     return pyramid
-
-
-def _on_levels(transforms: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Pixel x of the image is pixel x / 2^level there: pyrDown keeps the pixels with even coordinates."""
-    return transforms / np.exp2(levels)[:, None, None]

@@ -36,23 +36,36 @@ def chunks(num_points: int) -> Iterator[slice]:
 
 
 def locate_pixels(
-    layout: Layout, planes: np.ndarray, pitch_px: np.ndarray, frames: np.ndarray, window: Window
+    layout: Layout,
+    octaves: np.ndarray,
+    pitch_px: np.ndarray,
+    frames: np.ndarray,
+    window: Window,
+    *,
+    margin_px: int = 0,
 ) -> np.ndarray:
-    """(N, K) positions in a flat array of the pixels nearest to the window's samples, clipped to the image.
+    """(N, K) positions in a flat array of the pixels nearest to the window's samples.
 
-    Point i with frame (2, 3) in image pixels is looked up in plane `planes[i]` of `layout`, whose
-    pixels are `pitch_px[i]` apart.
+    Point i with frame (2, 3) in image pixels is looked up in plane `octaves[i]` of `layout`, whose
+    pixels are `pitch_px[i]` apart; samples beyond all but `margin_px` of it move to the nearest pixel.
     """
     scaled = frames / pitch_px[:, None, None]
     scaled[:, :, 2] += 0.5  # so that cutting off the fraction rounds
-    x, y = window.positions
-    column = scaled[:, 0, 0, None] * x + scaled[:, 0, 1, None] * y + scaled[:, 0, 2, None]
-    row = scaled[:, 1, 0, None] * x + scaled[:, 1, 1, None] * y + scaled[:, 1, 2, None]
-    width, height = layout.widths[planes, None], layout.heights[planes, None]
-    np.clip(column, 0, (width - 1).astype(np.float32), out=column)
-    np.clip(row, 0, (height - 1).astype(np.float32), out=row)
-    index = row.astype(np.intp)
-    index *= width
-    index += column.astype(np.intp)
-    index += layout.starts[planes, None]
-    return index
+    width, height = layout.widths[octaves, None], layout.heights[octaves, None]
+    column = _clipped_line(scaled[:, 0, :, None], window.positions, margin_px, width)
+    row = _clipped_line(scaled[:, 1, :, None], window.positions, margin_px, height)
+    row *= width
+    row += column
+    row += layout.starts[octaves, None]
+    return row
+
+
+def _clipped_line(
+    frame_row: np.ndarray, positions: np.ndarray, margin_px: int, length: np.ndarray
+) -> np.ndarray:
+    """(N, K) one coordinate of all samples as whole pixels in [margin_px, length − margin_px)."""
+    values = frame_row[:, 0] * positions[0]
+    values += frame_row[:, 1] * positions[1]
+    values += frame_row[:, 2]
+    np.clip(values, np.float32(margin_px), (length - 1 - margin_px).astype(np.float32), out=values)
+    return values.astype(np.intp)
