@@ -5,6 +5,7 @@ from __future__ import annotations
 import cv2
 import torch
 
+from ckn_scale.core.vector_index import import_faiss
 from ckn_scale.errors import MissingDependency
 
 
@@ -12,13 +13,7 @@ def set_compute_threads(count: int) -> None:
     """Give torch, OpenCV and FAISS `count` threads each in this process."""
     torch.set_num_threads(count)
     cv2.setNumThreads(count)
-    try:
-        import faiss
-    except ImportError:
-        raise MissingDependency(
-            "faiss is missing: pip install 'ckn-scale[cpu]' (or 'ckn-scale[gpu]' on a machine with GPUs)"
-        ) from None
-    faiss.omp_set_num_threads(count)
+    import_faiss().omp_set_num_threads(count)
 
 
 def require_device(device: str) -> None:
