@@ -25,6 +25,10 @@ demo: install
 test: install
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q $(ARGS)
 
+# Random kills of actors, nodes and drivers; some minutes. ARGS="--kills 20 --seed 1" for less, or again.
+chaos: install
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/chaos.py $(ARGS)
+
 lint: install
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .

@@ -119,7 +119,7 @@ def keep_cluster(temp: str) -> None:
 
     cluster = Cluster()
     for _ in sys.stdin:
-        options = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+        options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
         if not cluster.list_all_nodes():
             options |= {"temp_dir": temp, "include_dashboard": False}
         node = cluster.add_node(**options)
