@@ -215,6 +215,7 @@ def _is_of_the_host(error: RayError) -> bool:
 
 
 def _shorten(error: BaseException) -> str:
-    """Ray's messages without their tables: the first line, and the reason after it."""
+    """Ray's messages without their tables and guesses: the first line, and the reason after it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    return f"{type(error).__name__}: " + " ".join(lines)[:300]
+    said = " ".join(lines).partition(" Some common causes")[0]
+    return f"{type(error).__name__}: {said[:300]}"
