@@ -8,7 +8,6 @@ from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.specs import KeypointSpec
 
 FIRST_SCALE_PX = 51 / 24  # a patch of 51 pixels and region 12 shows the finest image pixel by pixel
-SCALE_STEP = 2.0**0.5
 
 
 def detect_dense(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
@@ -18,10 +17,9 @@ def detect_dense(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
     All points are returned whatever `max_keypoints` says, because a grid has no strength to choose
     by; the finest come first.
     """
-    grids = [
-        _make_grid(luma.shape[:2], spec.dense_step_px * SCALE_STEP**k) for k in range(spec.dense_num_scales)
-    ]
-    scales = np.concatenate([np.full(len(g), FIRST_SCALE_PX * SCALE_STEP**k) for k, g in enumerate(grids)])
+    steps = [2.0 ** (k / 2) for k in range(spec.dense_num_scales)]
+    grids = [_make_grid(luma.shape[:2], spec.dense_step_px * step) for step in steps]
+    scales = np.repeat(FIRST_SCALE_PX * np.array(steps), [len(grid) for grid in grids])
     frames = np.zeros((len(scales), 2, 3), np.float32)
     frames[:, 0, 0] = frames[:, 1, 1] = scales
     frames[:, :, 2] = np.concatenate(grids)

@@ -96,6 +96,14 @@ def _format_of(data: bytes) -> FileFormat:
     raise ImageRejected("unsupported", f"its first bytes {data[:8].hex(' ')} are of no format read here")
 
 
+class _JpegFile(JpegImagePlugin.JpegImageFile):
+    """A JPEG whose header is read without its EXIF block: Pillow wants the resolution out of it, and
+    tells of a broken one by warnings, which threads share."""
+
+    def _read_dpi_from_exif(self) -> None:
+        pass
+
+
 def _open_heif(stream: io.BytesIO) -> ImageFile.ImageFile:
     try:
         from pillow_heif.as_plugin import HeifImageFile
@@ -191,7 +199,7 @@ def _is_iso_media_cut_off(data: bytes) -> bool:
 
 
 FORMATS = (
-    FileFormat("JPEG", lambda h: h.startswith(b"\xff\xd8"), JpegImagePlugin.JpegImageFile, _is_jpeg_cut_off),
+    FileFormat("JPEG", lambda h: h.startswith(b"\xff\xd8"), _JpegFile, _is_jpeg_cut_off),
     FileFormat("PNG", lambda h: h.startswith(PNG_SIGNATURE), PngImagePlugin.PngImageFile, _is_png_cut_off),
     FileFormat(
         "WebP", lambda h: h[:4] == b"RIFF" and h[8:12] in (b"WEBP", b""), _open_webp, _is_riff_cut_off

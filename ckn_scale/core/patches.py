@@ -59,10 +59,12 @@ def patches_to_luma(patches: np.ndarray) -> np.ndarray:
 
 
 def choose_levels(transforms: np.ndarray) -> np.ndarray:
-    """The pyramid level (N,) whose pixels are about as far apart as the patch's: pitch 0.7 to 1.4."""
-    pitch_px = np.sqrt(np.abs(np.linalg.det(transforms[:, :, :2])))
-    levels = np.rint(np.log2(np.maximum(pitch_px, 1.0)))
-    return levels.astype(np.int64)
+    """The pyramid level (N,) at which the coarser axis of the patch has a pitch of 0.7 to 1.4 pixels."""
+    a, b, c, d = transforms[:, :, :2].reshape(-1, 4).T
+    square_sum, determinant = a * a + b * b + c * c + d * d, a * d - b * c
+    # The square of the larger singular value; `np.linalg.svd` takes ten times as long.
+    pitch_sq = 0.5 * (square_sum + np.sqrt(np.maximum(square_sum**2 - 4 * determinant**2, 0.0)))
+    return np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
 
 
 def _check_image(image: np.ndarray) -> None:

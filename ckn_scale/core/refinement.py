@@ -18,7 +18,7 @@ from ckn_scale.core.scale_space import (
 MAX_EDGE_RATIO = 10.0  # of the two curvatures of the response surface
 MAX_EDGE_SCORE = (MAX_EDGE_RATIO + 1) ** 2 / MAX_EDGE_RATIO
 MAX_OFFSET = 1.5  # a quadratic whose peak is farther away does not describe this extremum
-SPARE_FACTOR = 1.25  # so many more extrema are refined than asked for, as some are dropped
+SPARE_FACTOR, SPARE = 1.25, 64  # so many more extrema are refined than asked for, as some are dropped
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def choose_points(space: ScaleSpace, count: int, scale_weight: float) -> Points:
     extrema = space.extrema
     sigma_px = LEVEL_SIGMAS_PX[extrema.levels] * np.exp2(extrema.octaves)
     ranks = extrema.strengths * sigma_px.astype(np.float32) ** scale_weight
-    spare = largest(ranks, int(np.ceil(SPARE_FACTOR * count)))
+    spare = largest(ranks, int(SPARE_FACTOR * count) + SPARE)
     points = refine_extrema(space, extrema.select(spare))
     responses = points.responses * points.sigma_px**scale_weight
     best = largest(responses, count)

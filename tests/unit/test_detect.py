@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def image() -> np.ndarray:
 
 
 @pytest.mark.parametrize("detector", ["hessian-affine", "dense"])
-def test_detect_keypoints_shapes(image, detector):
+def test_detect_keypoints_shapes(image: np.ndarray, detector: Literal["hessian-affine", "dense"]) -> None:
     keypoints = detect_keypoints(image, KeypointSpec(detector=detector, max_keypoints=50))
     assert keypoints.frames.dtype == keypoints.responses.dtype == np.float32
     assert keypoints.frames.shape == (len(keypoints), 2, 3)
@@ -26,7 +28,7 @@ def test_detect_keypoints_shapes(image, detector):
     assert patches_to_luma(patches).shape == (len(keypoints), 51, 51)
 
 
-def test_detect_keypoints_of_a_flat_image_is_empty():
+def test_detect_keypoints_of_a_flat_image_is_empty() -> None:
     flat = np.full((120, 120, 3), 90, np.uint8)
     keypoints = detect_keypoints(flat, KeypointSpec())
     assert len(keypoints) == 0
