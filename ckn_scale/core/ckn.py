@@ -15,8 +15,8 @@ from ckn_scale.core.orientation_table import TabulatedOrientations
 
 __all__ = ["Ckn", "CknEncoder", "CknLayer", "encode_patches", "pad_batches"]
 
-# Responses of one group of patches should stay in a core's cache (floats).
-_GROUP_FLOATS = 1 << 20
+# The sub-patches and responses of one group of patches should stay in a core's cache (floats).
+_GROUP_FLOATS = 1 << 21
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -42,7 +42,7 @@ class CknEncoder:
         sides = layer_sides(ckn.spec, ckn.patch_size_px)
         self.first = _build_first(ckn, self.group, like)
         self.deep = [
-            DeepLayer(layer, below.spec.num_filters, side, self.group, like)
+            DeepLayer(layer, below.spec.num_filters, side, like)
             for below, layer, (_, side) in zip(ckn.layers, ckn.layers[1:], sides, strict=False)
         ]
 
@@ -95,7 +95,7 @@ def pad_batches(rows: np.ndarray, batch_size: int) -> Iterator[tuple[int, np.nda
 
 def raise_to_power(values: Tensor, power: float) -> Tensor:
     """sign(x) |x|^power, as a new tensor."""
-    return values.clone() if power == 1 else values.sign() * values.abs().pow_(power)
+    return values.clone() if power == 1 else torch.copysign(values.abs().pow_(power), values)
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -132,6 +132,7 @@ def _choose_group(ckn: Ckn, batch_size: int) -> int:
     """Patches that go through the layers together: a divisor of the batch that fits the cache."""
     sides = [before for before, _ in layer_sides(ckn.spec, ckn.patch_size_px)]
     sides[0] = len(input_positions(ckn.spec, ckn.patch_size_px))
-    largest = max(side**2 * layer.num_filters for side, layer in zip(sides, ckn.spec.layers, strict=True))
+    widths = [layer.weights.shape[1] + len(layer.weights) for layer in ckn.layers]
+    largest = max(side**2 * width for side, width in zip(sides, widths, strict=True))
     limit = max(1, _GROUP_FLOATS // largest)
     return max(divisor for divisor in range(1, limit + 1) if batch_size % divisor == 0)

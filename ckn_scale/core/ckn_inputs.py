@@ -17,46 +17,55 @@ _ALIGNMENT = 16  # floats: every patch's matrix begins on a cache line, so its p
 class InputSubpatches:
     """The sub-patches that layer one sees, for groups of `group` patches; buffers are reused.
 
-    Positions are padded with zeros to a multiple of 16.
+    Positions are padded to a multiple of 16. For `white` the sub-patches are given in coordinates:
+    `basis` (coordinates, q) maps colours to them; None when they are the colours (or gradients) themselves.
     """
 
     def __init__(self, spec: CknSpec, patch_size_px: int, group: int, device: torch.device) -> None:
         self.spec, self.kernel, self.device = spec, spec.layers[0].patch_px, device
         self.positions = input_positions(spec, patch_size_px)
-        self.count = len(self.positions) ** 2
-        padded = -(-self.count // _ALIGNMENT) * _ALIGNMENT
-        channels = INPUT_CHANNELS[spec.channel]
-        self.subpatches = torch.zeros(group, self.kernel**2 * channels, padded, device=device)
-        side = len(self.positions)
-        grid = self.subpatches[:, :, : self.count].unflatten(2, (side, side))
-        self.grid = grid.unflatten(1, (self.kernel**2, channels))
-        self.gradients = torch.empty(group, 2, patch_size_px, patch_size_px, device=device)
-        self.whitener = Whitener(self.subpatches, self.count) if spec.channel == "white" else None
+        side, channels = len(self.positions), INPUT_CHANNELS[spec.channel]
+        self.count, self.padded = side**2, -(-(side**2) // _ALIGNMENT) * _ALIGNMENT
         self.blur: Tensor | None = None
         if spec.input_blur_px > 0:
             self.blur = torch.from_numpy(blur_matrix(patch_size_px, spec.input_blur_px)).to(device)
+        self.basis: Tensor | None = None
+        if spec.channel == "white":
+            shape, symmetric = (group, side, self.padded), spec.whitening == "symmetric"
+            self.whitener = Whitener(self.kernel**2, shape, symmetric=symmetric, device=device)
+            self.basis = self.whitener.basis
+            return
+        self.subpatches = torch.zeros(group, self.kernel**2 * channels, self.padded, device=device)
+        self.grid = self.subpatches[:, :, : self.count].unflatten(2, (side, side))
+        self.gradients = torch.empty(group, 2, patch_size_px, patch_size_px, device=device)
 
     def __call__(self, patches: np.ndarray) -> Tensor:
-        """uint8 (group, S, S, 3) → (group, q, padded positions), channel fastest in q, not normalised."""
+        """uint8 (group, S, S, 3) → (group, coordinates, padded positions), not normalised."""
         planes = self.make_planes(patches)
+        if self.spec.channel == "white":
+            return self.whitener(self._shift(planes))
         if self.spec.channel == "grad":
             differentiate(planes[:, 0], self.gradients)
             planes = self.gradients
-        if self.whitener is not None:
-            planes -= planes.mean(dim=(2, 3), keepdim=True)
-        step, reach = self.spec.position_step, self.positions[-1] + 1
-        for tap in range(self.kernel**2):
-            dy, dx = divmod(tap, self.kernel)
-            self.grid[:, tap] = planes[:, :, dy : dy + reach : step, dx : dx + reach : step]
-        return self.subpatches if self.whitener is None else self.whitener(self.subpatches)
+        channels = planes.shape[1]
+        for tap, shifted in enumerate(self._shift(planes)):
+            self.grid[:, tap * channels : (tap + 1) * channels] = shifted
+        return self.subpatches
+
+    def _shift(self, planes: Tensor) -> list[Tensor]:
+        """One view (B, channels, side, side) for each pixel of a sub-patch."""
+        step, reach = self.spec.position_step, int(self.positions[-1]) + 1
+        taps = [divmod(tap, self.kernel) for tap in range(self.kernel**2)]
+        return [planes[:, :, dy : dy + reach : step, dx : dx + reach : step] for dy, dx in taps]
 
     def make_planes(self, patches: np.ndarray) -> Tensor:
-        """→ float32 in 0…1, (B, 3, S, S), or luma (B, 1, S, S) for `grad`."""
+        """→ float32 in 0…1 (for `white`, 0…√½), (B, 3, S, S), or luma (B, 1, S, S) for `grad`."""
         if self.spec.channel == "grad":
             pixels = torch.from_numpy(convert_to_luma(patches)).to(self.device)[:, None]
         else:
             pixels = torch.from_numpy(split_colours(patches)).to(self.device).transpose(0, 1)
-        planes = pixels.to(torch.float32).div_(255)
+        white = 255 * 2**0.5 if self.spec.channel == "white" else 255
+        planes = pixels.to(torch.float32).div_(white)
         return planes if self.blur is None else self.blur @ planes @ self.blur.T
 
 

@@ -139,18 +139,31 @@ def count_flops(spec: CknSpec, patch_size_px: int) -> int:
     return flops
 
 
-def pooling_matrix(side: int, subsampling: int) -> np.ndarray:
-    """(pooled side, side) float32: exp(−t²/s²) for |t| ≤ s, sum 1; taps outside the map are dropped."""
-    offset = math.ceil(subsampling / 2) - 1
-    taps = np.exp(-((np.arange(-subsampling, subsampling + 1) / subsampling) ** 2))
-    taps /= taps.sum()
-    matrix = np.zeros((pooled_side(side, subsampling), side), np.float32)
-    for row in range(len(matrix)):
-        for tap, weight in zip(range(-subsampling, subsampling + 1), taps, strict=True):
-            column = offset + row * subsampling + tap
-            if 0 <= column < side:
-                matrix[row, column] = weight
-    return matrix
+@dataclass(frozen=True)
+class PoolingTaps:
+    """Pooling along one axis as a strided correlation of a map that is padded with zeros on both sides."""
+
+    weights: np.ndarray  # (taps,) float64
+    stride: int
+    padding: int
+    count: int  # of outputs; more may come out at the end
+
+
+def make_pooling_taps(side: int, subsampling: int, step: int = 1) -> PoolingTaps:
+    """exp(−t²/s²) for |t| ≤ s, sum 1, about the centres o + i s; taps outside the map are dropped.
+
+    When only every `step`-th of the `side` positions is there, each stands for `step` of them.
+    """
+    offset, count = math.ceil(subsampling / 2) - 1, pooled_side(side, subsampling)
+    first, last = -((subsampling - offset) // step), (offset + subsampling) // step
+    distances = step * np.arange(first, last + 1) - offset
+    total = np.exp(-((np.arange(-subsampling, subsampling + 1) / subsampling) ** 2)).sum()
+    weights = step * np.exp(-((distances / subsampling) ** 2)) / total
+    stride = subsampling // step
+    num_positions = -(-side // step)
+    beyond = last + (count - 1) * stride - (num_positions - 1)  # taps of the last centre outside the map
+    padding = max(-first, beyond)
+    return PoolingTaps(np.concatenate([np.zeros(padding + first), weights]), stride, padding, count)
 
 
 def input_positions(spec: CknSpec, patch_size_px: int) -> np.ndarray:
@@ -158,21 +171,17 @@ def input_positions(spec: CknSpec, patch_size_px: int) -> np.ndarray:
     return np.arange(0, patch_size_px - spec.layers[0].patch_px + 1, spec.position_step)
 
 
-def first_pooling_matrix(spec: CknSpec, patch_size_px: int) -> np.ndarray:
-    """(pooled side, positions) float32: the pooling of layer one with the Gaussian window inside.
-
-    With a position step n, every n-th column stands for n of them.
-    """
+def input_window(spec: CknSpec, patch_size_px: int) -> np.ndarray | None:
+    """(positions, positions) float32: the Gaussian weight on the responses of layer one."""
+    if spec.window_sigma is None:
+        return None
     side = patch_size_px - spec.layers[0].patch_px + 1
-    window = window_weights(side, patch_size_px, spec.window_sigma)
-    matrix = pooling_matrix(side, spec.layers[0].subsampling) * window
-    return matrix[:, :: spec.position_step] * np.float32(spec.position_step)
+    weights = window_weights(side, patch_size_px, spec.window_sigma)[:: spec.position_step]
+    return np.outer(weights, weights)
 
 
-def window_weights(side: int, patch_size_px: int, window_sigma: float | None) -> np.ndarray:
-    """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the side."""
-    if window_sigma is None:
-        return np.ones(side, np.float32)
+def window_weights(side: int, patch_size_px: int, window_sigma: float) -> np.ndarray:
+    """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the patch's side."""
     distances = np.arange(side) - (side - 1) / 2
     return np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ckn_scale.core.ckn_inputs import convert_to_luma
 from ckn_scale.core.ckn_layers import Pooling
-from ckn_scale.core.ckn_model import CknLayer, first_pooling_matrix, input_positions
+from ckn_scale.core.ckn_model import CknLayer, input_positions, input_window, make_pooling_taps
 from ckn_scale.core.specs import CknSpec
 
 _REACH = 510  # twice the gradient of 8-bit pixels is an integer in −510 … 510 (one-sided at the border)
@@ -24,34 +24,38 @@ class TabulatedOrientations:
     def __init__(self, spec: CknSpec, layer: CknLayer, patch_size_px: int, group: int) -> None:
         self.step = spec.position_step
         self.table = tabulate_responses(layer, spec.norm_power)
-        self.pooling = Pooling(first_pooling_matrix(spec, patch_size_px), layer, group, torch.empty(0))
+        taps = make_pooling_taps(patch_size_px, layer.spec.subsampling, self.step)
+        self.pooling = Pooling(taps, layer, torch.empty(0))
+        window = input_window(spec, patch_size_px)
+        self.window = None if window is None else torch.from_numpy(window)[:, :, None]
         side = len(input_positions(spec, patch_size_px))
-        self.entries = np.empty((group, side, side), np.int64)
+        self.padded = np.empty((group, patch_size_px + 2, patch_size_px + 2), np.int64)
+        self.entries = np.empty((2, group, side, side), np.int64)
         self.maps = np.empty((group, side, side, layer.spec.num_filters), np.float32)
 
     def __call__(self, patches: np.ndarray, apply_factor: bool = True) -> Tensor:
         """uint8 (group, S, S, 3) → pooled maps."""
-        self._find_entries(convert_to_luma(patches).astype(np.int32))
-        np.take(self.table, self.entries, axis=0, out=self.maps, mode="clip")  # faster than "raise"
-        return self.pooling(torch.from_numpy(self.maps), apply_factor)
+        entries = self._find_entries(convert_to_luma(patches))
+        np.take(self.table, entries, axis=0, out=self.maps, mode="clip")  # faster than "raise"
+        maps = torch.from_numpy(self.maps)
+        if self.window is not None:
+            maps *= self.window
+        return self.pooling(maps, apply_factor)
 
-    def _find_entries(self, luma: np.ndarray) -> None:
-        """Rows of the table, from twice the differences along x and y."""
-        step = self.step
-        columns, rows = luma[:, ::step], luma[:, :, ::step]
-        self.entries[:] = _double_gradient(rows, 1)[:, ::step]
-        self.entries += _WIDTH * _double_gradient(columns, 2)[:, :, ::step]
-        self.entries += _REACH * _WIDTH + _REACH
-
-
-def _double_gradient(values: np.ndarray, axis: int) -> np.ndarray:
-    """Twice the central difference along `axis`, one-sided at the ends."""
-    values = np.moveaxis(values, axis, -1)
-    out = np.empty_like(values)
-    np.subtract(values[..., 2:], values[..., :-2], out=out[..., 1:-1])
-    out[..., 0] = 2 * (values[..., 1] - values[..., 0])
-    out[..., -1] = 2 * (values[..., -1] - values[..., -2])
-    return np.moveaxis(out, -1, axis)
+    def _find_entries(self, luma: np.ndarray) -> np.ndarray:
+        """Rows of the table: twice the differences along x times the table's width, plus those along y."""
+        padded, step = self.padded, self.step
+        padded[:, 1:-1, 1:-1] = luma
+        for line, neighbour, next_one in ((0, 1, 2), (-1, -2, -3)):  # extrapolated: one-sided differences
+            padded[:, line] = 2 * padded[:, neighbour] - padded[:, next_one]
+            padded[:, :, line] = 2 * padded[:, :, neighbour] - padded[:, :, next_one]
+        along_x, along_y = self.entries
+        np.subtract(padded[:, 1:-1:step, 2::step], padded[:, 1:-1:step, :-2:step], out=along_x)
+        np.subtract(padded[:, 2::step, 1:-1:step], padded[:, :-2:step, 1:-1:step], out=along_y)
+        along_x *= _WIDTH
+        along_x += along_y
+        along_x += _REACH * _WIDTH + _REACH
+        return along_x
 
 
 def tabulate_responses(layer: CknLayer, power: float) -> np.ndarray:

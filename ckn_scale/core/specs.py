@@ -96,6 +96,7 @@ class CknSpec:
     window_sigma: float | None = None  # Gaussian weight on layer-1 responses, as a share of the side
     descriptor_power: float = 1.0  # power-normalisation of the descriptor before its projection
     input_blur_px: float = 0.0  # Gaussian pre-blur of the patch
+    whitening: Literal["exact", "symmetric"] = "exact"  # of white's input; symmetric is three times cheaper
     position_step: int = 1  # layer one is evaluated at every n-th position of each axis
 
     def __post_init__(self) -> None:
@@ -103,7 +104,14 @@ class CknSpec:
             raise ValueError("layers must hold at least one layer, got none")
         if self.channel == "grad" and self.layers[0].patch_px != 1:
             raise ValueError(f"the first layer of grad has patch_px 1, got {self.layers[0].patch_px}")
+        if self.channel == "white" and self.layers[0].patch_px < 2:
+            raise ValueError(f"the first layer of white has patch_px ≥ 2, got {self.layers[0].patch_px}")
         _at_least(self, position_step=1, input_blur_px=0)
+        if self.layers[0].subsampling % self.position_step:
+            pooling = self.layers[0].subsampling
+            raise ValueError(
+                f"position_step must divide layer one's subsampling {pooling}, got {self.position_step}"
+            )
         if not 0 < self.alpha_quantile < 1:
             raise ValueError(f"alpha_quantile must lie between 0 and 1, got {self.alpha_quantile}")
 

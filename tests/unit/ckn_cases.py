@@ -40,3 +40,15 @@ def cut_patches(count: int, seed: int = 0) -> np.ndarray:
             image, frame, (SIDE, SIDE), flags=flags, borderMode=cv2.BORDER_REPLICATE
         )
     return patches
+
+
+def pooling_matrix(side: int, subsampling: int) -> np.ndarray:
+    """The rule written out: (pooled side, side), a row for each centre."""
+    offset = -(-subsampling // 2) - 1
+    taps = np.exp(-((np.arange(-subsampling, subsampling + 1) / subsampling) ** 2))
+    rows = []
+    for centre in range(offset, side, subsampling):
+        row = np.zeros(side + 2 * subsampling)
+        row[centre : centre + 2 * subsampling + 1] = taps / taps.sum()
+        rows.append(row[subsampling:-subsampling])
+    return np.array(rows)

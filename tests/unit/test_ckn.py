@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ckn_cases import SIDE, SMALL, TRAINING, cut_patches
+from ckn_cases import SIDE, SMALL, TRAINING, cut_patches, pooling_matrix
 
 from ckn_scale.core.ckn import Ckn, CknEncoder, encode_patches, pad_batches, parse_dtype
 from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
 from ckn_scale.core.ckn_layers import FirstLayer
-from ckn_scale.core.ckn_model import CknLayer, layer_sides, pooling_matrix, window_weights
+from ckn_scale.core.ckn_model import CknLayer, input_window, layer_sides
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.specs import CknSpec, LayerSpec
 
@@ -38,10 +38,12 @@ def encode_slowly(ckn: Ckn, patch: np.ndarray) -> np.ndarray:
     else:
         inputs = InputSubpatches(spec, SIDE, 1, torch.device("cpu"))
         rows = inputs(patch[None])[0, :, : inputs.count].double().numpy()
+        rows = rows if inputs.basis is None else inputs.basis.double().numpy().T @ rows
         side = len(inputs.positions)
         subpatches = rows.T.reshape(side, side, -1)
-    window = window_weights(len(subpatches), SIDE, spec.window_sigma)
-    maps = pool_slowly(ckn.layers[0], subpatches, spec.norm_power, np.outer(window, window))
+    window = input_window(spec, SIDE)
+    window = np.ones(subpatches.shape[:2]) if window is None else window
+    maps = pool_slowly(ckn.layers[0], subpatches, spec.norm_power, window)
     for layer in ckn.layers[1:]:
         k, side = layer.spec.patch_px, len(maps) - layer.spec.patch_px + 1
         subpatches = np.array(

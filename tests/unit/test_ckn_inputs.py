@@ -12,7 +12,7 @@ from ckn_scale.core.ckn_inputs import (
     split_colours,
 )
 from ckn_scale.core.specs import CknSpec, LayerSpec
-from ckn_scale.core.whitening import colour_free_basis, half_whitening
+from ckn_scale.core.whitening import half_whitening, mix_sums, opposite_basis
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def patches():
 
 def extract(spec, patches):
     inputs = InputSubpatches(spec, patches.shape[1], len(patches), torch.device("cpu"))
-    return inputs(patches)[:, :, : inputs.count].numpy()
+    rows = inputs(patches)[:, :, : inputs.count]
+    return rows.numpy() if inputs.basis is None else (inputs.basis.T @ rows).numpy()
 
 
 def test_convert_to_luma_weights_the_colours():
@@ -60,7 +61,7 @@ def test_input_subpatches_of_raw_are_channel_fastest(patches):
 
 
 def test_input_subpatches_with_a_step_are_every_second_one(patches):
-    layers = (LayerSpec(5, 8, 5),)
+    layers = (LayerSpec(5, 8, 4),)
     every = extract(CknSpec("raw", layers), patches).reshape(6, 75, 47, 47)
     thinned = extract(CknSpec("raw", layers, position_step=2), patches).reshape(6, 75, 24, 24)
     assert np.array_equal(thinned, every[:, :, ::2, ::2])
@@ -102,10 +103,41 @@ def test_white_of_a_constant_patch_is_zero():
     assert not np.any(extract(CknSpec("white", (LayerSpec(3, 8, 3),)), patches))
 
 
-def test_colour_free_basis_is_orthonormal_and_blind_to_the_mean_colour():
-    basis = colour_free_basis(9)
-    np.testing.assert_allclose(basis @ basis.T, np.eye(24), atol=1e-6)
-    np.testing.assert_allclose(basis @ np.tile([0.2, 0.5, 0.9], 9), 0, atol=1e-6)
+@pytest.mark.parametrize("num_pixels", [4, 9])
+def test_opposite_basis_is_orthonormal_and_blind_to_the_mean_colour(num_pixels):
+    basis = opposite_basis(num_pixels)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(3 * num_pixels - 3), atol=1e-6)
+    np.testing.assert_allclose(basis @ np.tile([0.2, 0.5, 0.9], num_pixels), 0, atol=1e-6)
+
+
+def test_opposite_basis_has_differences_first():
+    root = np.sqrt(0.5)
+    first = opposite_basis(4)[0]
+    np.testing.assert_allclose(first, [root, 0, 0, 0, 0, 0, 0, 0, 0, -root, 0, 0], atol=1e-6)
+
+
+def test_mix_sums_makes_the_second_half_of_the_basis():
+    pixels = np.random.default_rng(0).random((9, 3))
+    halved = pixels / np.sqrt(2)
+    sums = np.concatenate([halved[:4] + halved[:4:-1], halved[4:5]]).ravel()
+    expected = opposite_basis(9)[12:] @ pixels.ravel()
+    np.testing.assert_allclose(mix_sums(9) @ sums, expected, atol=1e-6)
+
+
+def test_symmetric_whitening_is_exact_when_the_texture_is_symmetric(patches):
+    """A patch averaged with itself turned by 180°: sums and differences are uncorrelated."""
+    layers = (LayerSpec(3, 8, 3),)
+    folded = patches // 2 + patches[:, ::-1, ::-1] // 2
+    exact = extract(CknSpec("white", layers), folded)
+    cheap = extract(CknSpec("white", layers, whitening="symmetric"), folded)
+    np.testing.assert_allclose(cheap, exact, atol=2e-3 * np.abs(exact).max())
+
+
+def test_symmetric_whitening_is_close_for_any_patch(patches):
+    layers = (LayerSpec(3, 8, 3),)
+    exact = extract(CknSpec("white", layers), patches)
+    cheap = extract(CknSpec("white", layers, whitening="symmetric"), patches)
+    assert np.linalg.norm(cheap - exact) < 0.15 * np.linalg.norm(exact)
 
 
 def test_half_whitening_is_the_inverse_fourth_root():

@@ -2,15 +2,16 @@ import json
 
 import numpy as np
 import pytest
-from ckn_cases import PAPER, SIDE
+from ckn_cases import PAPER, SIDE, pooling_matrix
 
 from ckn_scale.core.ckn_model import (
     Ckn,
-    first_pooling_matrix,
+    count_flops,
+    input_window,
     layer_sides,
+    make_pooling_taps,
     orientation_layer,
     pooled_side,
-    pooling_matrix,
     window_weights,
 )
 from ckn_scale.core.specs import CknSpec, LayerSpec
@@ -55,33 +56,45 @@ def test_pooled_side_counts_centres(side, subsampling, expected):
     assert pooled_side(side, subsampling) == expected
 
 
-def test_pooling_matrix_by_hand():
-    matrix = pooling_matrix(7, 3)  # centres 1 and 4
-    taps = np.exp(-(np.arange(-3, 4) ** 2) / 9)
-    taps /= taps.sum()
-    assert matrix.shape == (2, 7)
-    np.testing.assert_allclose(matrix[0], [*taps[2:], 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(matrix[1], [0, *taps[:6]], rtol=1e-6)
+def pool_by_taps(values, taps):
+    padded = np.pad(values, taps.padding)
+    starts = range(0, taps.count * taps.stride, taps.stride)
+    return np.array([padded[start : start + len(taps.weights)] @ taps.weights for start in starts])
 
 
-def test_pooling_matrix_does_not_renormalise_at_the_border():
-    sums = pooling_matrix(20, 3).sum(axis=1)
-    assert sums[0] < 1
-    np.testing.assert_allclose(sums[1:-1], 1, rtol=1e-6)
+def test_make_pooling_taps_by_hand():
+    taps = make_pooling_taps(7, 3)  # centres 1 and 4
+    expected = np.exp(-(np.arange(-3, 4) ** 2) / 9)
+    np.testing.assert_allclose(taps.weights, expected / expected.sum())
+    assert (taps.stride, taps.padding, taps.count) == (3, 2, 2)
+
+
+@pytest.mark.parametrize("subsampling", [1, 2, 3, 4, 5, 8])
+def test_make_pooling_taps_equal_the_rule_for_every_side(subsampling):
+    rng = np.random.default_rng(0)
+    for side in range(2 * subsampling, 60):
+        values = rng.random(side)
+        expected = pooling_matrix(side, subsampling) @ values
+        np.testing.assert_allclose(pool_by_taps(values, make_pooling_taps(side, subsampling)), expected)
+
+
+def test_make_pooling_taps_of_thinned_positions_leave_the_others_out():
+    values = np.random.default_rng(0).random(51)
+    matrix = pooling_matrix(51, 4)[:, ::2] * 2
+    np.testing.assert_allclose(pool_by_taps(values[::2], make_pooling_taps(51, 4, 2)), matrix @ values[::2])
 
 
 def test_window_weights():
-    assert np.all(window_weights(5, 5, None) == 1)
     weights = window_weights(5, 5, 0.4)
     np.testing.assert_allclose(weights, np.exp(-0.5 * (np.arange(-2, 3) / 2) ** 2), rtol=1e-6)
 
 
-def test_first_pooling_matrix_keeps_its_sums_when_positions_are_thinned():
-    spec = CknSpec("grad", (LayerSpec(1, 8, 4),), window_sigma=0.3)
-    thinned = CknSpec("grad", (LayerSpec(1, 8, 4),), window_sigma=0.3, position_step=2)
-    fine, coarse = first_pooling_matrix(spec, SIDE), first_pooling_matrix(thinned, SIDE)
-    assert coarse.shape == (13, 26)
-    np.testing.assert_allclose(coarse.sum(axis=1)[1:-1], fine.sum(axis=1)[1:-1], rtol=0.05)
+def test_input_window_is_thinned_like_the_positions():
+    layers = (LayerSpec(1, 8, 4),)
+    every = input_window(CknSpec("grad", layers, window_sigma=0.3), SIDE)
+    thinned = input_window(CknSpec("grad", layers, window_sigma=0.3, position_step=2), SIDE)
+    assert np.array_equal(thinned, every[::2, ::2])
+    assert input_window(CknSpec("grad", layers), SIDE) is None
 
 
 def test_orientation_layer_weights_of_the_neighbouring_bins():
@@ -122,8 +135,17 @@ def test_from_arrays_refuses_what_does_not_fit():
         ({"layers": (LayerSpec(3, 8, 3),)}, "patch_px 1, got 3"),
         ({"alpha_quantile": 1.5}, "got 1.5"),
         ({"position_step": 0}, "position_step must be"),
+        ({"position_step": 2}, "must divide layer one's subsampling 3, got 2"),
+        ({"channel": "white"}, "patch_px ≥ 2, got 1"),
     ],
 )
 def test_ckn_spec_refuses_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         CknSpec(**{"channel": "grad", "layers": (LayerSpec(1, 8, 3),), **settings})
+
+
+@pytest.mark.parametrize(
+    ("channel", "mflop"), [("grad", 102.8), ("white", 16.6 + 118.0 + 8.4 + 7.0), ("raw", 169.7)]
+)
+def test_count_flops_of_the_papers_networks(channel, mflop):
+    assert count_flops(PAPER[channel], SIDE) / 1e6 == pytest.approx(mflop, rel=1e-3)
