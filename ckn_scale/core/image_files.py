@@ -8,6 +8,7 @@ first bytes and goes straight to its decoder; the size is checked by the caller 
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ EXIF_PREFIX = b"Exif\0\0"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 AVIF_BRANDS = (b"avif", b"avis")
+HEAD_BYTES = 64  # as many as tell one format from another
+# What decoders say of a sound file that asks for something they do not do.
+UNSUPPORTED = re.compile(r"unsupported|not supported|not implemented|unknown pixel mode", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ def open_image_file(data: bytes) -> ImageFile.ImageFile:
 def rejection_of(data: bytes, error: Exception) -> ImageRejected:
     """What to say about a file whose decoder raised `error`."""
     file_format = _format_of(data)
-    reason = f"{file_format.name}: {str(error) or type(error).__name__}"
-    if "pixel mode" in reason or "not implemented" in reason.lower():
+    said = " ".join(str(error).split()) or type(error).__name__
+    reason = f"{file_format.name}: {said}"
+    if UNSUPPORTED.search(said):
         return ImageRejected("unsupported", reason)
     return ImageRejected("truncated" if file_format.is_cut_off(data) else "corrupt", reason)
 
@@ -91,7 +96,7 @@ def read_exif_orientation(exif: bytes) -> int:
 
 def _format_of(data: bytes) -> FileFormat:
     for file_format in FORMATS:
-        if file_format.matches(data[:16]):
+        if file_format.matches(data[:HEAD_BYTES]):
             return file_format
     raise ImageRejected("unsupported", f"its first bytes {data[:8].hex(' ')} are of no format read here")
 
@@ -106,7 +111,7 @@ class _JpegFile(JpegImagePlugin.JpegImageFile):
 
 def _open_heif(stream: io.BytesIO) -> ImageFile.ImageFile:
     try:
-        from pillow_heif.as_plugin import HeifImageFile
+        from pillow_heif import HeifImageFile
     except ImportError:
         reason = "HEIC needs the extra pillow-heif: pip install 'ckn-scale[heif]'"
         raise ImageRejected("unsupported", reason) from None
@@ -126,8 +131,14 @@ def _open_webp(stream: io.BytesIO) -> ImageFile.ImageFile:
     return WebPImagePlugin.WebPImageFile(stream)
 
 
-def _is_iso_media(head: bytes, brands: tuple[bytes, ...]) -> bool:
-    return head[4:8] == b"ftyp" and head[8:12] in brands
+def _is_heif(head: bytes) -> bool:
+    return head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS
+
+
+def _is_avif(head: bytes) -> bool:
+    """The major brand may also be the general one, with AVIF among the compatible brands behind it."""
+    brands = head[8 : struct.unpack_from(">I", head)[0]] if head[4:8] == b"ftyp" else b""
+    return any(brand in brands for brand in AVIF_BRANDS)
 
 
 def _is_jpeg_cut_off(data: bytes) -> bool:
@@ -211,6 +222,6 @@ FORMATS = (
         "TIFF", lambda h: h[:4] in (b"II*\0", b"MM\0*"), TiffImagePlugin.TiffImageFile, _is_tiff_cut_off
     ),
     FileFormat("BMP", lambda h: h.startswith(b"BM"), BmpImagePlugin.BmpImageFile, _is_bmp_cut_off),
-    FileFormat("AVIF", lambda h: _is_iso_media(h, AVIF_BRANDS), _open_avif, _is_iso_media_cut_off),
-    FileFormat("HEIC", lambda h: _is_iso_media(h, HEIF_BRANDS), _open_heif, _is_iso_media_cut_off),
+    FileFormat("AVIF", _is_avif, _open_avif, _is_iso_media_cut_off),
+    FileFormat("HEIC", _is_heif, _open_heif, _is_iso_media_cut_off),
 )

@@ -107,9 +107,6 @@ def corrupt_files() -> Iterator[tuple[str, bytes]]:
     webp = bytearray(encode(photo, "WEBP"))
     webp[20:60] = bytes(40)
     yield "WEBP with zeros in its data", bytes(webp)
-    bmp = bytearray(encode(photo, "BMP"))
-    bmp[14:18] = struct.pack("<I", 7)
-    yield "BMP with an unknown header", bytes(bmp)
     tiff = bytearray(encode(photo, "TIFF"))
     tiff[8:10] = b"\0\0"
     yield "TIFF without tags", bytes(tiff)
@@ -124,6 +121,12 @@ def unsupported_files() -> Iterator[tuple[str, bytes]]:
     yield "EPS, which Pillow would hand to another program", b"%!PS-Adobe-3.0 EPSF-3.0\n"
     yield "one byte", b"\xff"
     yield "zeros", bytes(1000)
+    photo = make_photo()
+    for what, position, value in (("header", 14, 7), ("compression", 30, 5)):
+        bmp = bytearray(encode(photo, "BMP"))
+        bmp[position : position + 4] = struct.pack("<I", value)
+        yield f"BMP with an unknown {what}", bytes(bmp)
+    yield "LAB TIFF", encode(Image.frombytes("LAB", (128, 96), photo.tobytes()), "TIFF")
     yield "RIFF sound", b"RIFF\x24\x00\x00\x00WAVEfmt "
     yield "MP4 film", b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isomiso2"
 

@@ -128,7 +128,6 @@ def test_running_out_of_memory_is_too_large(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    monkeypatch.setitem(sys.modules, "pillow_heif.as_plugin", None)
     refused = rejection(b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic")
     assert refused.state == "unsupported"
     assert "ckn-scale[heif]" in refused.reason
@@ -138,6 +137,21 @@ def test_avif_without_libavif_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files.features, "check", lambda _: False)
     assert "AVIF" in rejection(ODD["AVIF"][0]).reason
     assert rejection(ODD["AVIF"][0]).state == "unsupported"
+
+
+def test_avif_behind_a_general_brand_is_avif() -> None:
+    data, size = ODD["AVIF"]
+    assert data[8:12] == b"avif"
+    general = data[:8] + b"mif1" + data[12:]
+    assert decode_image(general, SPEC).shape[:2] == size
+
+
+def test_reasons_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: bytes) -> None:
+        raise ValueError("two\n  lines\n")
+
+    monkeypatch.setattr("ckn_scale.core.images.open_image_file", fail)
+    assert rejection(encode(make_photo(), "PNG")).reason == "PNG: two lines"
 
 
 @pytest.mark.parametrize("cut", [40, 200, 400])
