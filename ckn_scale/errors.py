@@ -1,15 +1,15 @@
 """Everything ckn_scale raises on purpose.
 
-    CknScaleError
-    ├── InputError            the user can fix it: a path, a setting, a port. Exit code 2.
-    │   ├── SettingsError     a preset, key or value
-    │   └── RunMismatch       the run folder holds other settings, another format or numerics class
-    ├── ImageRejected         one image cannot be used; becomes a row with `state` and `reason`
-    ├── DataDamaged           bytes are not the ones that were recorded (sha256, rows, form)
-    ├── StoreUnfit            the store cannot keep the promises a run folder needs
-    ├── TransientStoreError   the store failed in a way that may pass; retried, then fails the shard
-    ├── WorkFailed            a run ended with shards undone or a gate not passed. Exit code 1.
-    └── MissingDependency     an optional package is needed, and the sentence says which
+CknScaleError
+├── InputError            the user can fix it: a path, a setting, a port. Exit code 2.
+│   ├── SettingsError     a preset, key or value
+│   └── RunMismatch       the run folder holds other settings, another format or numerics class
+├── ImageRejected         one image cannot be used; becomes a row with `state` and `reason`
+├── DataDamaged           bytes are not the ones that were recorded (sha256, rows, form)
+├── StoreUnfit            the store cannot keep the promises a run folder needs
+├── TransientStoreError   the store failed in a way that may pass; retried, then fails the shard
+├── WorkFailed            a run ended with shards undone or a gate not passed. Exit code 1.
+└── MissingDependency     an optional package is needed, and the sentence says which
 """
 
 from __future__ import annotations
