@@ -164,7 +164,8 @@ def write_report(rows: list[dict[str, float]], folder: Path, run: Path) -> None:
 
 def describe(rows: list[dict[str, float]], status: dict[str, object]) -> str:
     steps = {step["step"].split("-")[0]: step for step in status["steps"]}  # type: ignore[attr-defined]
-    half = rows[len(rows) // 2 :]
+    working = [row for row in rows if row["workers_mb"] > 0]
+    half = working[len(working) // 2 :]
     lines = [
         "# One long run",
         "",
