@@ -33,6 +33,14 @@ def test_sort_refs_keeps_the_first_of_equal_uris():
         ]
 
 
+@pytest.mark.parametrize("runs_at_once", [2, 3, 32])
+def test_sort_refs_merges_many_runs_a_few_at_a_time(runs_at_once, tmp_path):
+    refs = shuffled(40)
+    given = [*refs, *(ImageRef(ref.uri, -1) for ref in refs)]
+    merged = sort_refs(given, run_rows=3, temp_dir=tmp_path, runs_at_once=runs_at_once)
+    assert list(merged) == sorted(refs, key=lambda ref: ref.uri)
+
+
 def test_sort_refs_orders_as_bytes_do():
     uris = ["a", "B", "ä", "z", "中", "😀", "a/b", "a b"]
     assert [ref.uri for ref in sort_refs(map(ImageRef, uris))] == sorted(uris, key=str.encode)
@@ -53,6 +61,8 @@ def test_sort_refs_of_nothing():
 def test_sort_refs_refuses_empty_runs():
     with pytest.raises(ValueError, match="run_rows must be ≥ 1, got 0"):
         list(sort_refs([], run_rows=0))
+    with pytest.raises(ValueError, match="runs_at_once must be ≥ 2, got 1"):
+        list(sort_refs([], runs_at_once=1))
 
 
 def test_sort_refs_removes_its_files_when_it_is_left_early(tmp_path):
@@ -72,6 +82,6 @@ def test_sort_refs_holds_one_run_at_a_time(tmp_path):
             seen.append(i)
             yield ImageRef(f"{i:03d}")
             if i == 55:
-                assert len(list(tmp_path.rglob("*.parquet"))) == 5
+                assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 5
 
     assert len(list(sort_refs(watched(), run_rows=10, temp_dir=tmp_path))) == 100
