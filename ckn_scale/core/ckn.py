@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class CknEncoder:
 
     def encode_batch(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
         """`batch_size` patches → (batch_size, dim), to the power the spec asks for."""
-        with torch.inference_mode(), self._lock:
+        with torch.inference_mode(), self._lock, _exact_convolutions(self.device):
             for start in range(0, self.batch_size, self.group):
                 rows = slice(start, start + self.group)
                 self.out[rows] = self.encode_group(patches[rows], last_factor=last_factor).flatten(1)
@@ -112,6 +113,13 @@ def check_patches(patches: np.ndarray, ckn: Ckn) -> None:
     if patches.dtype != np.uint8 or patches.shape[1:] not in shapes:
         expected = " or ".join(str(("N", *shape)) for shape in shapes)
         raise ValueError(f"{channel} takes uint8 patches {expected}, got {patches.dtype} {patches.shape}")
+
+
+def _exact_convolutions(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, float32 means float32 (not TF32), and the same algorithm every time."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def _build_first(ckn: Ckn, group: int, like: Tensor) -> FirstLayer | TabulatedOrientations:

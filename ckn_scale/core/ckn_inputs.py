@@ -31,8 +31,7 @@ class InputSubpatches:
             self.blur = torch.from_numpy(blur_matrix(patch_size_px, spec.input_blur_px)).to(device)
         self.basis: Tensor | None = None
         if spec.channel == "white":
-            shape, symmetric = (group, side, self.padded), spec.whitening == "symmetric"
-            self.whitener = Whitener(self.kernel**2, shape, symmetric=symmetric, device=device)
+            self.whitener = Whitener(self.kernel**2, (group, side, self.padded), device)
             self.basis = self.whitener.basis
             return
         self.subpatches = torch.zeros(group, self.kernel**2 * channels, self.padded, device=device)
@@ -64,8 +63,8 @@ class InputSubpatches:
             pixels = torch.from_numpy(convert_to_luma(patches)).to(self.device)[:, None]
         else:
             pixels = torch.from_numpy(split_colours(patches)).to(self.device).transpose(0, 1)
-        white = 255 * 2**0.5 if self.spec.channel == "white" else 255
-        planes = pixels.to(torch.float32).div_(white)
+        full_scale = 255 * 2**0.5 if self.spec.channel == "white" else 255
+        planes = pixels.to(torch.float32).div_(full_scale)
         return planes if self.blur is None else self.blur @ planes @ self.blur.T
 
 

@@ -96,7 +96,6 @@ class CknSpec:
     window_sigma: float | None = None  # Gaussian weight on layer-1 responses, as a share of the side
     descriptor_power: float = 1.0  # power-normalisation of the descriptor before its projection
     input_blur_px: float = 0.0  # Gaussian pre-blur of the patch
-    whitening: Literal["exact", "symmetric"] = "exact"  # of white's input; symmetric is three times cheaper
     position_step: int = 1  # layer one is evaluated at every n-th position of each axis
 
     def __post_init__(self) -> None:

@@ -3,10 +3,6 @@
 Each sub-patch of colours loses its mean colour; then y = A^(−1/4) (x − mean), A being the covariance
 of all sub-patches of the same patch. Dividing by the fourth root leaves the strong directions somewhat
 stronger: half of a whitening (A^(−1/2) would be the whole).
-
-Sub-patches are held as differences and sums of opposite pixels. The covariance of a difference with a sum
-is nearly zero, because a texture turned by 180° has the same statistics; `symmetric` takes it as zero and
-decomposes two small matrices instead of one of twice the size: a third of the cost.
 """
 
 from __future__ import annotations
@@ -26,22 +22,19 @@ _CONSTANT_VARIANCE = 1e-10
 class Whitener:
     """Half-whitening of sub-patches of k² = `num_pixels` colours; buffers are reused.
 
-    The result lives in 3 (k² − 1) coordinates: `basis` maps colours, channel fastest, to them.
+    The result lives in 3 (k² − 1) coordinates: `basis` maps colours, channel fastest, to them. They are
+    differences and sums of opposite pixels, which cost less than products with an arbitrary basis.
     """
 
-    def __init__(
-        self, num_pixels: int, shape: tuple[int, int, int], *, symmetric: bool, device: torch.device
-    ) -> None:
+    def __init__(self, num_pixels: int, shape: tuple[int, int, int], device: torch.device) -> None:
         """`shape`: patches in a group, side of the square of positions, positions with padding."""
         group, self.side, padded = shape
         self.basis = torch.from_numpy(opposite_basis(num_pixels)).to(device)
         self.split = 3 * (num_pixels // 2)  # differences come first
-        dim = len(self.basis)
-        self.blocks = [slice(0, self.split), slice(self.split, dim)] if symmetric else [slice(0, dim)]
         self.mixing = torch.from_numpy(mix_sums(num_pixels)).to(device)
-        self.coordinates = torch.zeros(group, dim, padded, device=device)
+        self.coordinates = torch.zeros(group, len(self.basis), padded, device=device)
         self.sums = torch.zeros(group, self.mixing.shape[1], padded, device=device)
-        self.out = torch.zeros(group, dim, padded, device=device)
+        self.out = torch.zeros_like(self.coordinates)
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """k² maps (B, 3, side, side), one for each pixel of a sub-patch → (B, 3 (k² − 1), padded positions).
@@ -49,13 +42,10 @@ class Whitener:
         What the padding holds means nothing.
         """
         self._combine(pixels)
-        means = self.coordinates.sum(dim=2, keepdim=True) / self.side**2
-        for block in self.blocks:
-            rows, mean = self.coordinates[:, block], means[:, block]
-            covariance = torch.bmm(rows, rows.mT) / self.side**2 - mean * mean.mT
-            matrix = half_whitening(covariance)
-            torch.baddbmm(-matrix @ mean, matrix, rows, out=self.out[:, block])
-        return self.out
+        rows, count = self.coordinates, self.side**2
+        mean = rows.sum(dim=2, keepdim=True) / count
+        matrix = half_whitening(torch.bmm(rows, rows.mT) / count - mean * mean.mT)
+        return torch.baddbmm(-matrix @ mean, matrix, rows, out=self.out)
 
     def _combine(self, pixels: Sequence[Tensor]) -> None:
         """Differences are coordinates already; sums go through `mixing`, which removes the mean colour."""
