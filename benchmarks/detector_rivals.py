@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from ckn_scale.core.specs import KeypointSpec, PatchSpec
 
 PATCH_PX = 51
 HESAFF_REGION = 3.0 * 3.0**0.5  # pyhesaff's keypoints are this much larger than their scale
+KORNIA_REGION = 6.0  # its default: what its shape and orientation windows are cut at
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,9 @@ class Task:
 Rival = Callable[[np.ndarray, int], Task]
 
 
-def prepare_ours(image: np.ndarray, num_points: int) -> Task:
-    spec, patch_spec = (
-        KeypointSpec(max_keypoints=num_points),
-        PatchSpec(size_px=PATCH_PX, region=HESAFF_REGION),
-    )
+def prepare_ours(image: np.ndarray, num_points: int, scale_weight: float = 1.0) -> Task:
+    spec = KeypointSpec(max_keypoints=num_points, scale_weight=scale_weight)
+    patch_spec = PatchSpec(size_px=PATCH_PX, region=HESAFF_REGION)
     keypoints = detect_hessian_affine(image, spec)
     return Task(
         lambda: detect_hessian_affine(image, spec).frames,
@@ -85,14 +85,16 @@ def prepare_kornia(image: np.ndarray, num_points: int) -> Task:
         scale_pyr_module=ScalePyramid(3, 1.6, 32),
         ori_module=kf.LAFOrienter(19),
         aff_module=kf.LAFAffineShapeEstimator(19),
-        mr_size=1.0,
+        mr_size=KORNIA_REGION,
         minima_are_also_good=True,
     )
     tensor = torch.from_numpy(image)[None, None].float() / 255
 
     def detect() -> np.ndarray:
         with torch.no_grad():
-            return detector(tensor)[0][0].numpy().astype(np.float64)
+            frames = detector(tensor)[0][0].numpy().astype(np.float64)
+        frames[:, :, :2] /= KORNIA_REGION
+        return frames
 
     return Task(detect, detect)
 
@@ -112,6 +114,7 @@ def prepare_sift(image: np.ndarray, num_points: int) -> Task:
 
 RIVALS: dict[str, Rival] = {
     "ours": prepare_ours,
+    "ours, plain": partial(prepare_ours, scale_weight=0.0),  # ranked by response alone, as the others are
     "pyhesaff": prepare_pyhesaff,
     "kornia": prepare_kornia,
     "OpenCV SIFT": prepare_sift,
