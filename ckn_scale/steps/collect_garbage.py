@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ckn_scale.errors import InputError
+from ckn_scale.steps.plan import SAMPLE_STAGE
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
@@ -20,14 +21,17 @@ _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
-    """Paths that may be removed, sorted. `samples` adds the whole training sample."""
+    """Paths that may be removed, sorted. `samples` adds what was drawn from the sampled images.
+
+    The list of those images stays: the queries that certify a version are drawn from it.
+    """
     if samples and run.models.latest() is None:
         raise InputError(f"{run.url} has no models yet: its training sample is still needed")
     named, settled = _read_records(run)
     candidates = [
         path
         for path in run.store.list("")
-        if (path not in named and _is_settled(path, settled)) or (samples and path.startswith("samples/"))
+        if (path not in named and _is_settled(path, settled)) or (samples and _is_of_sample(path))
     ]
     oldest = time.time() - grace_s
     ages = map_in_threads(run.store.modified_at, candidates)
@@ -57,6 +61,10 @@ def _standing_commits(run: RunFolder) -> Iterator[Commit]:
     logs = {path.split("/")[1] for path in run.store.list("commits")}
     for log in sorted(logs):
         yield from run.commits(log).committed().values()
+
+
+def _is_of_sample(path: str) -> bool:
+    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
 
 
 def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:

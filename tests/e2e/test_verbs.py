@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from photo_runs import digests_of, parse, tiny_options
+from photo_runs import digests_of, index_here, parse, tiny_options
 
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import read_photo
@@ -136,7 +136,7 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
     assert status["version"] == 2
 
 
-def test_gc_removes_only_what_no_record_needs(own_run, reference_digests, command_line):
+def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests, command_line):
     orphan = own_run / "vectors" / "00001-0123456789abcdef0123456789abcdef.parquet"
     unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
     orphan.write_bytes(b"a lost attempt")
@@ -145,7 +145,10 @@ def test_gc_removes_only_what_no_record_needs(own_run, reference_digests, comman
     result = command_line("gc", own_run, "--grace-h", "0", "--samples")
     assert result.returncode == 0, result.stderr
     assert (orphan.exists(), unsettled.exists()) == (False, True)
-    assert not list((own_run / "samples").rglob("*.parquet"))
+    assert {path.parent.name for path in (own_run / "samples").rglob("*.parquet")} == {"images"}
+    for folder in (own_run / "index", *(own_run / "commits").glob("certify_index-*")):
+        shutil.rmtree(folder)
+    index_here(photos, own_run)  # builds, certifies and publishes with what is left
     assert digests_of(own_run) == reference_digests
 
 
