@@ -76,7 +76,11 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     count = write_photo_set(folder / "photos")
     say(f"{count} images in {folder / 'photos'}: photographs, views of them, distractors")
     began = time.monotonic()
-    settings = load_settings("compact", None, ["plan.images_per_shard=16", "sample.images_per_shard=16"])
+    settings = load_settings(
+        "compact",
+        None,
+        ["plan.images_per_shard=16", "sample.images_per_shard=16", "sample.num_patches=16000"],
+    )
     run_url = str(folder / "run")
     report = index_images(
         str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=ProgressLine()
