@@ -24,11 +24,13 @@ def index(
     append: bool = False,
     models: str | None = None,
     accept: bool = False,
+    check: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
     """Index a folder, glob, list, tar or Parquet file of images into `run`; resumable.
 
-    `append` adds what `images` has beyond the run's plan; `models` takes over another run's models.
+    `append` adds what `images` has beyond the run's plan; `models` takes over another run's models;
+    `check` reads every file of the run and makes again what is damaged.
     Raises WorkFailed when shards failed, the gate was not passed or too many images were unusable.
     """
     settings = settings_for_models(load_settings(preset, config, overrides), models)
@@ -41,6 +43,7 @@ def index(
         append=append,
         models=models,
         accept=accept,
+        check_all=check,
         on_progress=on_progress,
     )
     check_tolerance(report, settings.publish.max_failed_share)

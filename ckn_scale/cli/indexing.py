@@ -11,6 +11,7 @@ import typer
 from ckn_scale.cli.options import (
     Accept,
     Append,
+    Check,
     Config,
     DryRun,
     Images,
@@ -42,6 +43,7 @@ def index(
     keep: Keep = None,
     append: Append = False,
     accept: Accept = False,
+    check: Check = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
@@ -70,6 +72,7 @@ def index(
         append=append,
         models=models,
         accept=accept,
+        check_all=check,
         on_progress=ProgressLine(quiet=quiet),
     )
     print(f"version {report.version} of {report.run}: {count_states(report.states)}")

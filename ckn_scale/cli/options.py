@@ -25,6 +25,9 @@ Models = Annotated[
     typer.Option(help="A run, or its models/000001.json, to take the models of."),
 ]
 Accept = Annotated[bool, typer.Option("--accept", help="Publish below the target, on record.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Read every file of the run; make again what is damaged.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List and tell; write nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
 
