@@ -95,7 +95,9 @@ def ckn_spec_from_dict(settings: Mapping[str, Any]) -> CknSpec:
 
 
 def truncate_spec(spec: CknSpec, num_layers: int) -> CknSpec:
-    return replace(spec, layers=spec.layers[:num_layers])
+    """The network up to a layer; the power of the descriptor belongs to the whole one only."""
+    power = spec.descriptor_power if num_layers >= len(spec.layers) else 1.0
+    return replace(spec, layers=spec.layers[:num_layers], descriptor_power=power)
 
 
 def subpatch_dim(spec: CknSpec, index: int) -> int:

@@ -97,6 +97,13 @@ def test_train_ckn_is_deterministic_and_drops_the_last_factor(patches):
     assert np.array_equal(ckn.layers[1].weights, again.layers[1].weights)
 
 
+def test_train_ckn_learns_the_same_filters_whatever_the_power_of_the_descriptor(patches):
+    plain = train_ckn(patches, SMALL["grad"], TRAINING)
+    rooted = train_ckn(patches, replace(SMALL["grad"], descriptor_power=0.5), TRAINING)
+    assert rooted.spec.descriptor_power == 0.5
+    assert np.array_equal(rooted.layers[1].weights, plain.layers[1].weights)
+
+
 def test_train_ckn_by_sgd_gives_a_network_of_the_same_kind(patches):
     training = CknTrainingSpec(
         solver="sgd",
