@@ -1,4 +1,4 @@
-"""Garbage: data files of attempts that lost and of generations that were superseded.
+"""Garbage: files of attempts that lost or were cut off, and of generations that were superseded.
 
 A file goes only when its shard has a valid record that names another, and after a grace time: what
 has no record yet may be in flight.
@@ -6,18 +6,22 @@ has no record yet may be in flight.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ckn_scale.errors import InputError
+from ckn_scale.errors import DataDamaged, InputError
+from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.plan import SAMPLE_STAGE
+from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
+_INDEX_FILE = re.compile(r"index/(?P<build>[0-9a-f]+)-[0-9a-f]+/shard-(?P<shard>\d{5,})\..+")
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
@@ -33,6 +37,7 @@ def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> li
         for path in run.store.list("")
         if (path not in named and _is_settled(path, settled)) or (samples and _is_of_sample(path))
     ]
+    candidates += run.store.list_temps()
     oldest = time.time() - grace_s
     ages = map_in_threads(run.store.modified_at, candidates)
     return sorted(path for path, at in zip(candidates, ages, strict=True) if at <= oldest)
@@ -49,12 +54,24 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
     named: set[str] = set()
     settled: dict[str, set[int]] = defaultdict(set)
     for commit in _standing_commits(run):
+        settled[commit.step].add(commit.shard_id)
         for stage, file in commit.files.items():
             named.add(file.path)
             settled[stage].add(commit.shard_id)
     for _, body in run.plan.all():
         named.update(file["path"] for file in (*body["files"], body["sample"]))
+    named.update(_published_files(run))
     return named, settled
+
+
+def _published_files(run: RunFolder) -> Iterator[str]:
+    """What any version serves, so that a rollback finds it."""
+    for _, body in run.versions.all():
+        with contextlib.suppress(DataDamaged):
+            manifest = read_manifest(run.store, body["manifest"], body["manifest_sha256"])
+            for shard in manifest.shards:
+                yield shard.index.path
+                yield shard.table.path
 
 
 def _standing_commits(run: RunFolder) -> Iterator[Commit]:
@@ -68,5 +85,8 @@ def _is_of_sample(path: str) -> bool:
 
 
 def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:
-    match = _SHARD_FILE.fullmatch(path)
-    return match is not None and int(match["shard"]) in settled.get(match["stage"], set())
+    if (match := _SHARD_FILE.fullmatch(path)) is not None:
+        return int(match["shard"]) in settled.get(match["stage"], set())
+    if (match := _INDEX_FILE.fullmatch(path)) is not None:
+        return int(match["shard"]) in settled.get(f"{BuildIndex.name}-{match['build']}", set())
+    return False

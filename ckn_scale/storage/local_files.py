@@ -58,6 +58,12 @@ def walk_files(folder: Path, *, recursive: bool = True) -> Iterator[Path]:
             yield Path(entry.path)
 
 
+def walk_temps(folder: Path) -> Iterator[Path]:
+    """What is left of writes that were killed, and the temp files of those under way."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names if name.startswith(TEMP_PREFIX))
+
+
 def walk_sizes(folder: Path) -> Iterator[tuple[Path, int]]:
     """Files below `folder` with their bytes; one that goes away meanwhile is passed over."""
     for file in walk_files(folder):

@@ -75,6 +75,13 @@ class Store:
         """Bytes of every file in the folder `prefix` and below, by relative path."""
         return self._retried(prefix, lambda: self._list_sizes_once(prefix))
 
+    def list_temps(self) -> Sequence[str]:
+        """What writes that were killed have left; an object store has no such files."""
+        if not self.is_local:
+            return []
+        root = Path(self.url)
+        return sorted(file.relative_to(root).as_posix() for file in local_files.walk_temps(root))
+
     def exists(self, path: str) -> bool:
         try:
             self.size(path)

@@ -141,10 +141,16 @@ def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests
     unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
     orphan.write_bytes(b"a lost attempt")
     unsettled.write_bytes(b"of a shard that has no record")
+    build = next((own_run / "commits").glob("build_index-*")).name.partition("-")[2]
+    lost_build = own_run / "index" / f"{build}-0123456789abcdef" / "shard-00000.faiss"
+    lost_build.parent.mkdir()
+    lost_build.write_bytes(b"a lost attempt")
+    (own_run / "vectors" / ".new-0123456789abcdef").write_bytes(b"a write that was cut off")
     assert "0 files" in command_line("gc", own_run).stdout, "younger than the grace time"
     result = command_line("gc", own_run, "--grace-h", "0", "--samples")
     assert result.returncode == 0, result.stderr
-    assert (orphan.exists(), unsettled.exists()) == (False, True)
+    assert (orphan.exists(), unsettled.exists(), lost_build.exists()) == (False, True, False)
+    assert not list(own_run.rglob(".new-*"))
     assert {path.parent.name for path in (own_run / "samples").rglob("*.parquet")} == {"images"}
     for folder in (own_run / "index", *(own_run / "commits").glob("certify_index-*")):
         shutil.rmtree(folder)
