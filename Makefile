@@ -23,7 +23,7 @@ demo: install
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/ckn-scale demo $(ARGS)
 
 test: install
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q $(ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 # Random kills of actors, nodes and drivers; some minutes. ARGS="--kills 20 --seed 1" for less, or again.
 chaos: install

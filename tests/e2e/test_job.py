@@ -17,7 +17,14 @@ import sys, time
 from ray.job_submission import JobSubmissionClient, JobStatus
 
 client = JobSubmissionClient(sys.argv[1])
-job = client.submit_job(entrypoint=sys.argv[2], runtime_env={"working_dir": sys.argv[3]})
+for tries in range(60):  # the head answers before its agent can take a job
+    try:
+        job = client.submit_job(entrypoint=sys.argv[2], runtime_env={"working_dir": sys.argv[3]})
+        break
+    except RuntimeError as error:
+        if "No available agent" not in str(error):
+            raise
+        time.sleep(1)
 while not client.get_job_status(job).is_terminal():
     time.sleep(0.5)
 print(client.get_job_logs(job)[-3000:])

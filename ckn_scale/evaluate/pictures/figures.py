@@ -189,7 +189,8 @@ def whiten_patches(patches: np.ndarray) -> np.ndarray:
     spec = CknSpec("white", (LayerSpec(kernel, 1, 1),))
     inputs = InputSubpatches(spec, size_px, len(patches), torch.device("cpu"))
     side = size_px - kernel + 1
-    columns = inputs(patches)[:, :, : side * side].numpy()
+    assert inputs.basis is not None  # whitened sub-patches come in its coordinates
+    columns = (inputs.basis.mT @ inputs(patches)[:, :, : side * side]).numpy()
     grid = columns.reshape(len(patches), kernel * kernel, 3, side, side)
     total, count = np.zeros((len(patches), size_px, size_px, 3)), np.zeros((size_px, size_px, 1))
     for tap in range(kernel * kernel):
