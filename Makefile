@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,demo,test
 ARGS ?=
 
-.PHONY: install demo test lint format chaos clean
+.PHONY: install demo test lint format chaos soak clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -28,6 +28,11 @@ test: install
 # Random kills of actors, nodes and drivers; some minutes. ARGS="--kills 20 --seed 1" for less, or again.
 chaos: install
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/chaos.py $(ARGS)
+
+# A hundred thousand images from plan to publish, watched; half an hour. ARGS="--images 5000" for less.
+soak: install
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt matplotlib
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/long_run.py $(ARGS)
 
 lint: install
 	@$(BIN)/ruff format --check .
