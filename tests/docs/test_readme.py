@@ -52,7 +52,7 @@ def test_readme_names_the_presets_there_are():
 def test_readme_links_and_tree_exist():
     for link in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / link).exists(), link
-    tree = README.split("```text")[1].split("```")[0]
+    tree = README.split("## The path of an image")[1].split("```")[1]
     for name in re.findall(r"(?<![\w/])([\w]+\.py|[\w]+/)", tree):
         matches = [path for path in ROOT.glob(f"**/{name}") if ".venv" not in path.parts]
         assert matches, f"{name} stands in the README's tree, but nowhere else"
