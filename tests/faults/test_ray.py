@@ -132,8 +132,8 @@ def test_killed_head_ends_the_driver_and_a_rerun_elsewhere_goes_on(
 ):
     driver = start_driver(photos, run, 2)
     workers = _wait_until_encoding(run, driver, 2)
-    head, other = cluster.nodes
-    for worker in workers.intersection(cluster.list_workers(other)):
+    head, *others = cluster.nodes
+    for worker in workers.intersection(pid for node in others for pid in cluster.list_workers(node)):
         _stop_in_a_shard(worker)  # actors need no head to go on: this one does not end the run meanwhile
     cluster.kill_node(head)
     driver.communicate(timeout=120)
