@@ -20,12 +20,14 @@ from pathlib import Path
 @contextmanager
 def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[str]:
     """The address of the job server of a fresh cluster."""
-    port, dashboard_port, client_port = free_ports(3)
+    port, dashboard_port, client_port, agent_port, metrics_port = free_ports(5)
     temp = tempfile.mkdtemp(prefix="ckn-ray-", dir="/tmp")  # Ray's socket paths must stay short
     scripts = Path(sys.executable).parent
     command = [str(scripts / "ray"), "start", "--head", "--block", f"--port={port}", f"--temp-dir={temp}"]
     command += ["--include-dashboard=true", f"--dashboard-port={dashboard_port}", f"--num-cpus={num_cpus}"]
     command += [f"--ray-client-server-port={client_port}", "--node-ip-address=127.0.0.1"]
+    # Ray's default for the agent that takes jobs is one fixed port, which another cluster may hold.
+    command += [f"--dashboard-agent-listen-port={agent_port}", f"--metrics-export-port={metrics_port}"]
     command += ["--object-store-memory=100000000", "--disable-usage-stats"]
     environment = {**env, "RAY_AUTH_MODE": "disabled", "PATH": f"{scripts}:{env['PATH']}"}
     head = subprocess.Popen(
