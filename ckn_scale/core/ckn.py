@@ -16,8 +16,9 @@ from ckn_scale.core.orientation_table import TabulatedOrientations
 
 __all__ = ["Ckn", "CknEncoder", "CknLayer", "encode_patches", "pad_batches"]
 
-# The sub-patches and responses of one group of patches should stay in a core's cache (floats).
-_GROUP_FLOATS = 1 << 21
+# Sub-patches and responses of one group of patches (floats): near a core's cache, yet large enough
+# that the cost of calling an operation does not show.
+_GROUP_FLOATS = 3 << 20
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

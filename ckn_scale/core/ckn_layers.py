@@ -60,7 +60,7 @@ class FirstLayer:
         self.log_window = log_window(spec, patch_size_px, self.inputs.padded).to(like.device)
         padded = self.inputs.padded
         self.features = like.new_ones(group, self.weights.shape[1], padded)
-        self.responses = like.new_empty(group, padded, len(self.weights))
+        self.responses = like.new_empty(group, self.inputs.count, len(self.weights))
         self.squares = self.features[:, :-2]  # written before the features themselves
         if like.dtype != torch.float32:
             self.squares = torch.empty_like(self.squares, dtype=torch.float32)
@@ -73,9 +73,9 @@ class FirstLayer:
         torch.mul(subpatches, scales[:, None], out=self.features[:, :-2])
         torch.add(log_power(squared_norms, self.power), self.log_window, out=self.features[:, -1])
         filters = self.weights.T.expand(len(subpatches), -1, -1)
-        torch.bmm(self.features.mT, filters, out=self.responses).exp2_()
-        maps = self.responses[:, : self.side**2].unflatten(1, (self.side, self.side))
-        return self.pooling(maps, apply_factor)
+        positions = self.features[:, :, : self.inputs.count].mT
+        torch.bmm(positions, filters, out=self.responses).exp2_()
+        return self.pooling(self.responses.unflatten(1, (self.side, self.side)), apply_factor)
 
 
 class DeepLayer:

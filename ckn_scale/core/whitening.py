@@ -37,15 +37,12 @@ class Whitener:
         self.out = torch.zeros_like(self.coordinates)
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
-        """k² maps (B, 3, side, side), one for each pixel of a sub-patch → (B, 3 (k² − 1), padded positions).
-
-        What the padding holds means nothing.
-        """
+        """k² maps (B, 3, side, side), one for each pixel of a sub-patch → (B, 3 (k² − 1), padded)."""
         self._combine(pixels)
         rows, count = self.coordinates, self.side**2
-        mean = rows.sum(dim=2, keepdim=True) / count
-        matrix = half_whitening(torch.bmm(rows, rows.mT) / count - mean * mean.mT)
-        return torch.baddbmm(-matrix @ mean, matrix, rows, out=self.out)
+        rows[:, :, :count] -= rows.sum(dim=2, keepdim=True) / count
+        matrix = half_whitening(torch.bmm(rows, rows.mT) / count)
+        return torch.bmm(matrix, rows, out=self.out)
 
     def _combine(self, pixels: Sequence[Tensor]) -> None:
         """Differences are coordinates already; sums go through `mixing`, which removes the mean colour."""
