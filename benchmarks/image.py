@@ -108,7 +108,7 @@ def fit_channels(
     training = TrainingPatches(train, reader, lambda *_: None)
     source = training.source(settings.patches.region, settings.sample)
     channels = []
-    for member in list_members(parse_requests("ckn-mix", lambda _: settings)):
+    for member in list_members(parse_requests("ckn", lambda _: settings)):
         keyed = fit_member(member, None, source, cache)
         rows = keyed.descriptor.describe(source(min(20_000, settings.vlad.num_descriptors)))
         channels.append((keyed.descriptor, fit_codebook(rows, settings.vlad.num_words)))
@@ -144,9 +144,9 @@ def measure_opencv_map(images: ImageSet, settings: Settings, train: Sequence[Pat
 def measure_our_map(
     images: ImageSet, settings: Settings, train: Sequence[Path], cache: ContentCache
 ) -> float:
-    requests = parse_requests("ckn-mix", lambda _: settings)
+    requests = parse_requests("ckn", lambda _: settings)
     table = ImageTable(images, requests, settings, train, cache, lambda *_: None, seeds=SEEDS)
-    cells = table.measure([Place(settings.patches.region, None)])["ckn-mix"]
+    cells = table.measure([Place(settings.patches.region, None)])["ckn"]
     return max(cell.mean_score for cell in cells)
 
 

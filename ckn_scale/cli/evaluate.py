@@ -26,7 +26,11 @@ app = typer.Typer(
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="The folder of the data set.")]
 Descriptors = Annotated[
-    str, typer.Option(help="sift, rootsift, ckn-grad, ckn-white, ckn-raw, ckn-mix; a+b; paper:ckn-grad.")
+    str,
+    typer.Option(
+        help="sift, rootsift, ckn-grad, ckn-white, ckn-raw; ckn: all channels of the preset; "
+        "ckn-mix: grad, white and raw; a+b: both; paper:ckn-grad: of another preset."
+    ),
 ]
 Preset = Annotated[str, typer.Option(help="Named settings: compact (default), paper, tiny.")]
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file of settings over the preset.")]
@@ -90,7 +94,7 @@ def images(
         Literal["holidays", "ukbench", "oxford", "groups"],
         typer.Option(help="How DATA is laid out and scored."),
     ],
-    descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn-mix",
+    descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix",
     preset: Preset = "compact",
     config: Config = None,
     override: Override = None,

@@ -21,7 +21,7 @@ from ckn_scale.core.specs import CknTrainingSpec
 
 logger = logging.getLogger(__name__)
 
-Watcher = Callable[[int, float], None]  # iterations done, relative error
+Watcher = Callable[[int, float, Tensor], None]  # iterations done, relative error, filters
 
 _MAX_EXPONENT = 30.0  # larger ones only occur on the way to infinity
 _DIVERGED = 4.0  # times the best error so far
@@ -172,5 +172,5 @@ def descend(
             continue
         best, kept = min(best, error), filters
         if watch is not None:
-            watch(done + count, error)
+            watch(done + count, error, filters)
     return kept

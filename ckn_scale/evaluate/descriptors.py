@@ -1,7 +1,8 @@
 """Names of descriptors on the command line, and the descriptors they stand for.
 
 sift  rootsift  ckn-grad  ckn-white  ckn-raw     one descriptor
-ckn-mix                                          all channels of the preset
+ckn                                              all channels of the preset: what it indexes with
+ckn-mix                                          the paper's mix: grad, white and raw
 ckn-grad+ckn-white                               concatenated
 paper:ckn-grad                                   by another preset than the command's
 """
@@ -28,7 +29,7 @@ from ckn_scale.evaluate.regions import KeyedDescriptor
 
 SIFTS = {"sift": False, "rootsift": True}
 CHANNELS = ("grad", "white", "raw")
-MIX = "ckn-mix"
+GROUPS = ("ckn", "ckn-mix")
 
 # Channels can be asked for that a preset does not index with; these small ones stand in.
 SPARE_CHANNELS = {
@@ -87,11 +88,12 @@ def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Membe
     preset, colon, kind = part.rpartition(":")
     if kind in SIFTS and not colon:
         return [Member(kind, load(None))]
-    if kind == MIX or kind in [f"ckn-{channel}" for channel in CHANNELS]:
+    if kind in GROUPS or kind in [f"ckn-{channel}" for channel in CHANNELS]:
         settings = load(preset if colon else None)
-        names = settings.channel_names if kind == MIX else [kind.removeprefix("ckn-")]
+        groups = dict(zip(GROUPS, (settings.channel_names, CHANNELS), strict=True))
+        names = groups.get(kind, [kind.removeprefix("ckn-")])
         return [Member(f"{preset}{colon}ckn-{one}", settings, _find_channel(settings, one)) for one in names]
-    known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), MIX]
+    known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), *GROUPS]
     raise InputError(f"unknown descriptor {part!r}; there are: {', '.join(known)}")
 
 

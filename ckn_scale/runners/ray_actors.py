@@ -6,8 +6,8 @@ no state: a rerun resumes from the records.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import time
 from types import TracebackType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.ray_cluster import connect_ray
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.metrics import ShardMetrics
 from ckn_scale.runners.sight import Sight
@@ -54,7 +55,7 @@ class ShardActor:
 
 
 class RayCrew:
-    """Joins (`auto`) or starts (`local`) a cluster and keeps `workers` actors busy.
+    """Joins (`auto`) or starts (`local`, never a stranger's) a cluster and keeps `workers` actors busy.
 
     An actor that dies is replaced by a new one, which waits for room in the cluster: nodes may go and
     come in the middle.
@@ -66,10 +67,12 @@ class RayCrew:
         self._running: dict[Any, tuple[Any, ShardTask, float]] = {}  # result → actor, task, start
         self._rising: dict[Any, Any] = {}  # answer of `ready` → actor
         self._failed_starts = 0  # since the last one that succeeded
-        self._owns_ray = False
+        self._connection = contextlib.ExitStack()
 
     def __enter__(self) -> RayCrew:
-        self._owns_ray = connect(self._resources)
+        if not ray.is_initialized():
+            address = "auto" if self._resources.ray == "auto" else None
+            self._connection.enter_context(connect_ray(address, num_cpus=max(self._resources.workers, 1)))
         try:
             for _ in range(max(self._resources.workers, 1)):
                 self._hire()
@@ -176,31 +179,7 @@ class RayCrew:
         busy = [actor for actor, _, _ in self._running.values()]
         for actor in (*self._idle, *busy, *self._rising.values()):
             ray.kill(actor)
-        if self._owns_ray:
-            ray.shutdown()
-
-
-def connect(resources: Resources) -> bool:
-    """Connect to Ray; True when this call started or joined it and has to leave it again.
-
-    `local` starts a cluster of its own and never joins a stranger's.
-    """
-    if ray.is_initialized():
-        return False
-    if resources.ray == "auto":
-        ray.init(address="auto", log_to_driver=False)
-        return True
-    # Ray would otherwise write an access token into the home folder.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        address="local",
-        num_cpus=max(resources.workers, 1),
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        _temp_dir=None,
-    )
-    return True
+        self._connection.close()
 
 
 def _as_ours(error: RayError) -> CknScaleError:

@@ -154,10 +154,12 @@ def _local_resources() -> dict[str, Any]:
 def _running(settings: ServeSettings, host: str, port: int, ray_address: str | None) -> Iterator[None]:
     from ray import serve
 
-    from ckn_scale.serving.local_ray import connect_ray
+    from ckn_scale.ray_cluster import FULL_PRIORITY, connect_ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with connect_ray(ray_address):
+    # Answers come before batch work, so the replicas keep the priority of this process; deployments
+    # ask for no CPU here.
+    with connect_ray(ray_address, num_cpus=1, environment=FULL_PRIORITY):
         if ray_address is not None:
             _check_application_is_new()
         location = "HeadOnly" if ray_address is None else "EveryNode"

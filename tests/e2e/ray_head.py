@@ -14,12 +14,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+QUICK_METRICS = {"RAY_metrics_report_interval_ms": "500"}
+
+
+@dataclass(frozen=True)
+class Head:
+    jobs_url: str  # of the job server
+    metrics_url: str  # what a Prometheus would scrape
 
 
 @contextmanager
-def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[str]:
-    """The address of the job server of a fresh cluster."""
+def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[Head]:
+    """A fresh cluster of one node."""
     port, dashboard_port, client_port, agent_port, metrics_port = free_ports(5)
     temp = tempfile.mkdtemp(prefix="ckn-ray-", dir="/tmp")  # Ray's socket paths must stay short
     scripts = Path(sys.executable).parent
@@ -29,14 +38,14 @@ def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[str]:
     # Ray's default for the agent that takes jobs is one fixed port, which another cluster may hold.
     command += [f"--dashboard-agent-listen-port={agent_port}", f"--metrics-export-port={metrics_port}"]
     command += ["--object-store-memory=100000000", "--disable-usage-stats"]
-    environment = {**env, "RAY_AUTH_MODE": "disabled", "PATH": f"{scripts}:{env['PATH']}"}
+    environment = {**env, **QUICK_METRICS, "RAY_AUTH_MODE": "disabled", "PATH": f"{scripts}:{env['PATH']}"}
     head = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     address = f"http://127.0.0.1:{dashboard_port}"
     try:
         _wait_until_answers(f"{address}/api/version", head)
-        yield address
+        yield Head(address, f"http://127.0.0.1:{metrics_port}/metrics")
     finally:
         os.killpg(head.pid, signal.SIGTERM)
         try:

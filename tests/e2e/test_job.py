@@ -1,4 +1,4 @@
-"""`ray job submit` of jobs/pipeline.py to a local cluster: it finishes, and its index answers."""
+"""`ray job submit` of jobs/pipeline.py to a local cluster: it is seen, it finishes, and its index answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from photo_runs import OVERRIDES, digests_of, parse
@@ -50,14 +53,33 @@ def test_submitted_job_makes_an_index_that_answers(
             *overrides,
         ]
     )
-    with ray_head(user_env, num_cpus=3) as address:
-        command = [sys.executable, "-c", SUBMIT, address, entrypoint, str(_copy_sources(tmp_path))]
+    with ray_head(user_env, num_cpus=3) as head:
+        command = [sys.executable, "-c", SUBMIT, head.jobs_url, entrypoint, str(_copy_sources(tmp_path))]
         environment = {**user_env, "RAY_AUTH_MODE": "disabled"}
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stdout + result.stderr
+        job = subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        with ThreadPoolExecutor(1) as pool:
+            scraped = pool.submit(_scrape_until_done, head.metrics_url, job)
+            output, _ = job.communicate(timeout=240)
+    assert job.returncode == 0, output
+    assert any('step="encode_images"' in line for line in scraped.result()), scraped.result()
     assert digests_of(run) == reference_digests
     found = parse(command_line("search", run, photos / "rocket-tilt.jpg", "-k", "2", "--json"))
     assert {Path(hit["uri"]).stem for hit in found["results"][0]["hits"]} == {"rocket", "rocket-tilt"}
+
+
+def _scrape_until_done(url: str, job: subprocess.Popen[str]) -> set[str]:
+    """The lines of our own metrics that a Prometheus would have seen while the job ran."""
+    lines: set[str] = set()
+    while job.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                lines |= {one for one in answer.read().decode().splitlines() if "ckn_scale_shards" in one}
+        except OSError:  # not there yet
+            pass
+        time.sleep(0.5)
+    return lines
 
 
 def _copy_sources(folder: Path) -> Path:

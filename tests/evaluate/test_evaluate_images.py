@@ -18,7 +18,7 @@ from ckn_scale.evaluate.training_images import TrainingPatches
 
 def test_images_table_and_json(groups, run, cache, tmp_path):
     out = tmp_path / "out.json"
-    options = ["--protocol", "groups", "--descriptors", "sift,ckn-grad,ckn-mix,sift+ckn-grad"]
+    options = ["--protocol", "groups", "--descriptors", "sift,ckn-grad,ckn,ckn-mix,sift+ckn-grad"]
     more = ["--words", "4", "--regions", "8", "--intra", "both", "--seeds", "2", "--json", out]
     result = run("evaluate", "images", groups, *TINY, *cache, *options, *more)
     assert result.exit_code == 0, result.output
@@ -33,8 +33,9 @@ def test_images_table_and_json(groups, run, cache, tmp_path):
         assert len(one["seeds"]) == 2
         assert len(one["grid"]) == 2  # with and without intra-normalisation
         assert one["map"] == pytest.approx(sum(one["seeds"]) / 2)
-    # The tiny preset has one channel: its mix is that channel.
-    assert rows["ckn-mix"]["map"] == rows["ckn-grad"]["map"]
+    # The tiny preset indexes with one channel; the paper's mix always has three.
+    assert rows["ckn"]["map"] == rows["ckn-grad"]["map"]
+    assert rows["ckn-mix"]["dim"] == 4 * (64 + 128 + 128)
 
 
 def test_second_table_is_the_same_from_the_cache(groups, run, cache):

@@ -89,7 +89,7 @@ def test_take_step_is_the_papers_step_in_z(problem):
 
 def test_descend_lowers_the_error_and_reports_it(problem):
     start, seen = draw_filters(problem, 32, seed=0), []
-    found = descend(problem, start, 0.25, SPEC, watch=lambda step, error: seen.append((step, error)))
+    found = descend(problem, start, 0.25, SPEC, watch=lambda step, error, _: seen.append((step, error)))
     assert [step for step, _ in seen] == [100, 200, 300]
     assert measure_error(problem, found) < 0.5 * measure_error(problem, start)
 

@@ -1,4 +1,4 @@
-"""Ray for serving on this machine: a small cluster of our own that ends with us, or one that was named."""
+"""Ray for batch work and for serving: a small cluster of our own that ends with us, or one that was named."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import ray
 
-OBJECT_STORE_BYTES = 128 * 2**20  # queries and hits are small; nothing large travels
+OBJECT_STORE_BYTES = 128 * 2**20  # reports, queries and hits are small; nothing large travels
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-OWN_ENVIRONMENT = {
-    # Answers come before batch work, so the replicas keep the priority of this process.
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+NO_USAGE_STATS = {"RAY_USAGE_STATS_ENABLED": "0"}
+FULL_PRIORITY = {"RAY_worker_niceness": "0"}  # Ray's workers would yield to everything else
 
 
 @contextlib.contextmanager
-def connect_ray(address: str | None) -> Iterator[None]:
-    """Ray for the time of the block: our own local cluster for None, else the named one ("auto")."""
+def connect_ray(
+    address: str | None, *, num_cpus: int = 1, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Ray for the time of the block: our own local cluster for None, else the named one ("auto").
+
+    `num_cpus` and `environment` are for our own: each CPU starts an idle worker process.
+    """
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         try:
@@ -34,19 +36,19 @@ def connect_ray(address: str | None) -> Iterator[None]:
     # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it.
     folder = tempfile.mkdtemp(prefix="ckn-", dir=_short_temp_folder())
     _set_token()
-    with _environment(OWN_ENVIRONMENT):
+    with _environment({**NO_USAGE_STATS, **(environment or {})}):
         try:
-            _start_local(folder)
+            _start_local(folder, num_cpus)
             yield
         finally:
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_local(folder: str) -> None:
+def _start_local(folder: str, num_cpus: int) -> None:
     ray.init(
         address="local",
-        num_cpus=1,  # deployments ask for none here; each CPU would start an idle worker process
+        num_cpus=num_cpus,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
