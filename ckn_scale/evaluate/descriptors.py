@@ -40,7 +40,8 @@ SPARE_CHANNELS = {
         CknSpec("white", (LayerSpec(3, 32, 4), LayerSpec(2, 64, 3)), norm_power=0.5, window_sigma=0.3)
     ),
     "raw": ChannelSpec(
-        CknSpec("raw", (LayerSpec(5, 64, 5),), alpha_quantile=0.1), ProjectionSpec(dim=128, whitening=1.0)
+        CknSpec("raw", (LayerSpec(5, 64, 4),), alpha_quantile=0.1, position_step=2),
+        ProjectionSpec(dim=128, whitening=1.0),
     ),
 }
 

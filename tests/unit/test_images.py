@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import image_corpus
 import numpy as np
+import pillow_heif
 import pytest
 from image_corpus import encode, exif_block, make_photo, png_header
 from PIL import Image, ImageOps
@@ -131,6 +132,29 @@ def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
     refused = rejection(b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic")
     assert refused.state == "unsupported"
     assert "ckn-scale[heif]" in refused.reason
+
+
+def encode_heic(image: np.ndarray, **options: object) -> bytes:
+    stream = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(image)).save(stream, quality=95, **options)
+    return stream.getvalue()
+
+
+def test_heic_with_the_extra_is_decoded() -> None:
+    photo = make_photo()
+    decoded = decode_image(encode_heic(photo), AS_IS)
+    assert decoded.shape == photo.shape
+    assert np.abs(decoded.astype(int) - photo).mean() < 6
+
+
+def test_heic_stands_upright_once() -> None:
+    turned = encode_heic(make_photo(), exif=exif_block(6))
+    assert decode_image(turned, AS_IS).shape == (128, 96, 3)
+
+
+@pytest.mark.parametrize("cut", [10, 400, 5000])
+def test_cut_heic_is_truncated(cut: int) -> None:
+    assert rejection(encode_heic(make_photo())[:-cut]).state == "truncated"
 
 
 def test_avif_without_libavif_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
