@@ -67,6 +67,7 @@ class Channel:
 
     descriptor: CknDescriptor
     centroids: np.ndarray  # (K, D)
+    weight: float  # of its similarities in the mix
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ class ImageEncoder:
         front = Front(
             ImageSpec(**facts["images"]), KeypointSpec(**facts["keypoints"]), PatchSpec(**facts["patches"])
         )
-        channels = tuple(_load_channel(parts, name, facts["numerics"]) for name in facts["channels"])
+        channels = tuple(
+            _load_channel(parts, name, weight, facts["numerics"])
+            for name, weight in zip(facts["channels"], facts["weights"], strict=True)
+        )
         reduction = Projection.from_arrays(*parts["reduction"]) if _reduces(parts, with_reduction) else None
         return ImageEncoder(front, channels, facts["intra_normalise"], reduction)
 
@@ -130,19 +134,25 @@ class ImageEncoder:
     def _aggregate(self, described: Sequence[np.ndarray]) -> np.ndarray:
         blocks = [
             aggregate_vlad(rows, channel.centroids, intra_normalise=self.intra_normalise)
+            * np.float32(np.sqrt(channel.weight))
             for rows, channel in zip(described, self.channels, strict=True)
         ]
-        vlad = (np.concatenate(blocks) / np.sqrt(len(blocks))).astype(np.float32)
+        total = sum(channel.weight for channel in self.channels)
+        vlad = (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
         return vlad if self.reduction is None else self.reduction.apply(vlad[None])[0]
 
 
 def encoder_facts(
-    front: Front, channel_names: Sequence[str], *, intra_normalise: bool, numerics: Mapping[str, Any]
+    front: Front, weights: Mapping[str, float], *, intra_normalise: bool, numerics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The `encoder` part: everything an encoder needs besides the learned arrays."""
+    """The `encoder` part: everything an encoder needs besides the learned arrays.
+
+    `weights` has a channel's weight in the mix under its name.
+    """
     return {
         **asdict(front),
-        "channels": list(channel_names),
+        "channels": list(weights),
+        "weights": list(weights.values()),
         "intra_normalise": intra_normalise,
         "numerics": dict(numerics),
     }
@@ -158,9 +168,11 @@ def load_descriptor(parts: Mapping[str, Part], channel: str, numerics: Mapping[s
     )
 
 
-def _load_channel(parts: Mapping[str, Part], channel: str, numerics: Mapping[str, Any]) -> Channel:
+def _load_channel(
+    parts: Mapping[str, Part], channel: str, weight: float, numerics: Mapping[str, Any]
+) -> Channel:
     centroids = np.ascontiguousarray(parts[f"codebook-{channel}"][0]["centroids"], dtype=np.float32)
-    return Channel(load_descriptor(parts, channel, numerics), centroids)
+    return Channel(load_descriptor(parts, channel, numerics), centroids, weight)
 
 
 def _reduces(parts: Mapping[str, Part], wanted: bool) -> bool:

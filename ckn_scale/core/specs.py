@@ -162,6 +162,11 @@ class ChannelSpec:
 
     ckn: CknSpec
     projection: ProjectionSpec = field(default_factory=ProjectionSpec)
+    weight: float = 1.0  # of its similarities in the mix of all channels
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight <= 100:
+            raise ValueError(f"weight must lie between 0 and 100, got {self.weight}")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ SPARE_CHANNELS = {
     "raw": ChannelSpec(
         CknSpec("raw", (LayerSpec(5, 64, 4),), alpha_quantile=0.1, position_step=2),
         ProjectionSpec(dim=128, whitening=1.0),
+        weight=0.35,  # colours as they are help on some sets and harm on others
     ),
 }
 
@@ -57,8 +58,9 @@ class Member:
     channel: ChannelSpec | None = None
 
     @property
-    def learned(self) -> bool:
-        return self.channel is not None
+    def weight(self) -> float:
+        """Of its similarities in a mix of image vectors."""
+        return 1.0 if self.channel is None else self.channel.weight
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _fit_ckn(
     channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
 ) -> KeyedDescriptor:
     patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
-    key = make_key("ckn", hash_code(True), patches, channel, settings.training)
+    key = make_key("ckn", hash_code(True), patches, channel.ckn, channel.projection, settings.training)
     arrays = cache.load(key)
     if arrays is None:
         arrays = _train(channel, settings, patches)

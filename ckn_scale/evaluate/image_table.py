@@ -58,6 +58,7 @@ class Compared:
 
     similarities: Similarities
     keyed: KeyedDescriptor
+    weight: float
     num_words: int
     seconds: float
 
@@ -109,7 +110,7 @@ class ImageTable:
                     for file in files
                 }
                 similarities[seed, intra] = self._measure_similarities(vectors)
-        return Compared(similarities, keyed, vlad.num_words, seconds)
+        return Compared(similarities, keyed, member.weight, vlad.num_words, seconds)
 
     def _fit_words(
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
@@ -140,10 +141,11 @@ class ImageTable:
         return queries @ np.stack([vectors[file] for file in self.images.database]).T
 
     def _score(self, members: Sequence[Compared], place: Place, intra: bool) -> ImageCell:
-        """Vectors of several members, concatenated with equal weight, have the mean of their similarities."""
+        """Vectors of several members side by side have the weighted mean of their similarities."""
         scores = []
         for seed in self.seeds:
-            similarities = np.mean([one.similarities[seed, intra] for one in members], axis=0)
+            parts = [one.similarities[seed, intra] for one in members]
+            similarities = np.average(parts, axis=0, weights=[one.weight for one in members])
             scores.append(score_rankings(self.images, similarities))
         return ImageCell(
             place,

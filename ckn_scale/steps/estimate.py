@@ -116,7 +116,7 @@ def _rehearse_channel(settings: Settings, channel: ChannelSpec, patches: np.ndar
     descriptor = CknDescriptor(ckn, fit_projection(raw, channel.projection), **options)
     words = min(settings.vlad.num_words, 64)
     centroids = fit_codebook(descriptor.describe(patches[:256]), words, iterations=1, seed=0)
-    return Channel(descriptor, centroids)
+    return Channel(descriptor, centroids, weight=1.0)
 
 
 def _duration(seconds: float) -> str:

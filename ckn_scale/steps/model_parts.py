@@ -69,7 +69,7 @@ def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, Par
 def encoder_part(settings: Settings) -> Part:
     facts = encoder_facts(
         make_front(settings),
-        settings.channel_names,
+        {channel.ckn.channel: channel.weight for channel in settings.channels},
         intra_normalise=settings.vlad.intra_normalise,
         numerics=settings.numerics.model_dump(),
     )

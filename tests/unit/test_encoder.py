@@ -1,0 +1,56 @@
+"""The mix of channels: VLADs side by side, each by the root of its weight, together of unit length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckn_scale.core.ckn import Ckn, CknLayer
+from ckn_scale.core.ckn_model import orientation_layer, subpatch_dim
+from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.encoder import Channel, Front, ImageEncoder
+from ckn_scale.core.projection import Projection
+from ckn_scale.core.specs import ChannelSpec, CknSpec, ImageSpec, KeypointSpec, LayerSpec, PatchSpec
+from ckn_scale.core.vlad import aggregate_vlad
+
+SPEC = CknSpec("grad", (LayerSpec(1, 4, 4), LayerSpec(2, 6, 3)))
+FRONT = Front(ImageSpec(), KeypointSpec(max_keypoints=40), PatchSpec())
+
+
+def make_channel(seed: int, weight: float) -> Channel:
+    rng = np.random.default_rng(seed)
+    weights = rng.standard_normal((6, subpatch_dim(SPEC, 1)), np.float32)
+    layers = (
+        orientation_layer(SPEC.layers[0]),
+        CknLayer(SPEC.layers[1], 0.5, weights, np.full(6, -1, np.float32)),
+    )
+    ckn = Ckn(SPEC, 51, layers)
+    matrix = rng.standard_normal((8, ckn.dim), np.float32)
+    descriptor = CknDescriptor(ckn, Projection(matrix, np.zeros(8, np.float32)))
+    return Channel(descriptor, rng.standard_normal((3, 8), np.float32), weight)
+
+
+def make_image(seed: int) -> np.ndarray:
+    coarse = np.random.default_rng(seed).integers(0, 255, (24, 24, 3), np.uint8)
+    return np.kron(coarse, np.ones((8, 8, 1), np.uint8))
+
+
+def alone(channel: Channel, image: np.ndarray) -> np.ndarray:
+    rows = channel.descriptor.describe(FRONT.prepare_pixels(image).patches)
+    return aggregate_vlad(rows, channel.centroids, intra_normalise=True)
+
+
+def test_similarity_of_a_mix_is_the_weighted_mean_of_its_channels():
+    channels = (make_channel(0, 1.0), make_channel(1, 0.25))
+    encoder = ImageEncoder(FRONT, channels, intra_normalise=True, reduction=None)
+    images = [make_image(seed) for seed in (0, 1)]
+    first, second = (encoder.encode_pixels(image).vector for image in images)
+    parts = [alone(channel, images[0]) @ alone(channel, images[1]) for channel in channels]
+    assert first @ second == pytest.approx(np.average(parts, weights=[1.0, 0.25]), abs=1e-5)
+    assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 101.0])
+def test_weight_that_makes_no_sense_is_refused(weight):
+    with pytest.raises(ValueError, match="weight must lie"):
+        ChannelSpec(SPEC, weight=weight)
