@@ -31,6 +31,7 @@ SIZES = (16, 32, 64, 128, 256)
 CHANNELS = ("grad", "white")
 # The closed form needs no more patches than this; the paper's numbers are for its gradient descent.
 PAPER = ['training.solver="nystrom"', "training.num_patches=30000", "training.num_subpatches=300000"]
+PAPER_DESCRIPTORS = 6000  # to learn its projections from: 50,176 numbers each
 SAMPLE = ["sample.num_patches=30000", "vlad.num_words=64", "vlad.num_descriptors=30000"]
 
 
@@ -76,9 +77,13 @@ def list_sizes(points: int, with_paper: bool) -> list[Size]:
     ]
     if with_paper:
         paper = load_settings("paper", None, [*PAPER, *common])
-        chosen = tuple(one for one in paper.channels if one.ckn.channel in CHANNELS)
-        sizes.append(Size("paper", paper, chosen))
+        chosen = (limit_descriptors(one) for one in paper.channels if one.ckn.channel in CHANNELS)
+        sizes.append(Size("paper", paper, tuple(chosen)))
     return sizes
+
+
+def limit_descriptors(channel: ChannelSpec) -> ChannelSpec:
+    return replace(channel, projection=replace(channel.projection, num_descriptors=PAPER_DESCRIPTORS))
 
 
 def draw(sizes: Sequence[Size], scores: dict[str, Scores], png: Path) -> None:
