@@ -11,6 +11,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from photo_runs import OVERRIDES, digests_of, parse
 from ray_head import ray_head
 
@@ -35,6 +36,7 @@ sys.exit(0 if client.get_job_status(job) == JobStatus.SUCCEEDED else 1)
 """
 
 
+@pytest.mark.timeout(600)  # a head may have to be tried more than once
 def test_submitted_job_makes_an_index_that_answers(
     photos, reference_digests, user_env, command_line, tmp_path
 ):
