@@ -29,8 +29,9 @@ class TabulatedOrientations:
         window = input_window(spec, patch_size_px)
         self.window = None if window is None else torch.from_numpy(window)[:, :, None]
         side = len(input_positions(spec, patch_size_px))
-        self.padded = np.empty((group, patch_size_px + 2, patch_size_px + 2), np.int64)
-        self.entries = np.empty((2, group, side, side), np.int64)
+        self.padded = np.empty((group, patch_size_px + 2, patch_size_px + 2), np.int16)
+        self.differences = np.empty((2, group, side, side), np.int16)
+        self.entries = np.empty((group, side, side), np.int64)
         self.maps = np.empty((group, side, side, layer.spec.num_filters), np.float32)
 
     def __call__(self, patches: np.ndarray, apply_factor: bool = True) -> Tensor:
@@ -49,13 +50,14 @@ class TabulatedOrientations:
         for line, neighbour, next_one in ((0, 1, 2), (-1, -2, -3)):  # extrapolated: one-sided differences
             padded[:, line] = 2 * padded[:, neighbour] - padded[:, next_one]
             padded[:, :, line] = 2 * padded[:, :, neighbour] - padded[:, :, next_one]
-        along_x, along_y = self.entries
+        along_x, along_y = self.differences
         np.subtract(padded[:, 1:-1:step, 2::step], padded[:, 1:-1:step, :-2:step], out=along_x)
         np.subtract(padded[:, 2::step, 1:-1:step], padded[:, :-2:step, 1:-1:step], out=along_y)
-        along_x *= _WIDTH
-        along_x += along_y
-        along_x += _REACH * _WIDTH + _REACH
-        return along_x
+        np.multiply(along_x, _WIDTH, out=self.entries, dtype=np.int64)
+        along_y += _REACH
+        self.entries += along_y
+        self.entries += _REACH * _WIDTH
+        return self.entries
 
 
 def tabulate_responses(layer: CknLayer, power: float) -> np.ndarray:
