@@ -198,7 +198,7 @@ def main() -> None:
     if not arguments.no_map:
         maps["ckn"] = measure_our_map(images, settings, train, cache)
         maps["opencv"] = measure_opencv_map(images, settings, train, detector)
-    for name, title in (("ckn", f"{arguments.preset}: CKN-mix + VLAD"), ("opencv", "OpenCV RootSIFT + VLAD")):
+    for name, title in (("ckn", f"{arguments.preset}: CKN + VLAD"), ("opencv", "OpenCV RootSIFT + VLAD")):
         print_stages(title, stages[name], maps[name])
     ratio = sum(stages["ckn"].values()) / sum(stages["opencv"].values())
     print(f"\ntime, ours / OpenCV: {ratio:.2f}")
