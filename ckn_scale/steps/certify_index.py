@@ -1,14 +1,15 @@
 """Certify: planted queries through the whole path. The gate of a version.
 
 A planted query is a rendered view of an indexed image, itself not indexed; it counts when its
-original comes back first. Collections hold copies: an image that is more like the original than the
-query is may stand before it. Queries are drawn by hash, sharded like any other work.
+original comes back first. Collections hold copies, and of two copies the one that was blurred like
+the query is the better answer: images that are far more like the original than the collection at
+large is may stand before it. Queries are drawn by hash, sharded like any other work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -19,7 +20,7 @@ from ckn_scale.core.images import decode_image
 from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.errors import ImageRejected
 from ckn_scale.search.engine import Index, load_encoder
-from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.plan import PlannedImage, hash_uri, read_sample, require_segments
@@ -27,7 +28,8 @@ from ckn_scale.steps.prepare_image import read_planned
 from ckn_scale.storage.index_files import read_manifest
 
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
-HITS_LOOKED_AT = 10
+HITS_LOOKED_AT = 100
+COPY_DEVIATIONS = 6.0  # on photographs copies begin at 8, unrelated images end at 5
 
 
 class CertifyIndex(Step):
@@ -35,6 +37,7 @@ class CertifyIndex(Step):
 
     name = "certify_index"
     sections = (*BuildIndex.sections, "publish")
+    version = 2
     label_params = ("build",)
 
     @cached_property
@@ -48,6 +51,12 @@ class CertifyIndex(Step):
         manifest = read_manifest(self.run.store, self.params["manifest"], self.params["manifest_sha256"])
         return Index(0, load_encoder(self.run.store, manifest), ShardGroup(self.run.store, manifest))
 
+    @cached_property
+    def planted(self) -> dict[int, np.ndarray]:
+        """The indexed vectors of all queries' originals: by hash, so a picture of the collection at large."""
+        found = ((image.image_id, self.index.vector(image.image_id)) for image in self.queries)
+        return {image_id: vector for image_id, vector in found if vector is not None}
+
     def shard_ids(self) -> Sequence[int]:
         return range(-(-len(self.queries) // self.settings.publish.queries_per_shard))
 
@@ -58,50 +67,66 @@ class CertifyIndex(Step):
         rows = []
         for position, image in enumerate(asked, start=shard_id * size):
             view = names[position % len(names)]
-            found = self._ask(image, view)
-            if found is not None:
-                rows.append([image.image_id, view, found])
+            outcome = self._ask(image, view)
+            if outcome is not None:
+                rows.append([image.image_id, view, outcome])
         return ShardResult(report={"queries": rows})
 
-    def _ask(self, image: PlannedImage, view: str) -> bool | None:
-        """Whether the planted image comes first; None when it is not in the index at all."""
+    def _ask(self, image: PlannedImage, view: str) -> str | None:
+        """What became of one planted query (see `judge_hits`); None when its original is not in the index."""
         try:
             pixels = decode_image(read_planned(image), self.settings.images)
         except ImageRejected:
             return None
-        planted = self.index.vector(image.image_id)
-        if planted is None:
+        if image.image_id not in self.planted:
             return None
         rendered = render_view(pixels, view, seed=image.image_id)
         try:
             hits = self.index.search(encode_jpeg(rendered, 85), k=HITS_LOOKED_AT)
         except ImageRejected:
-            return False
-        return self._comes_first(image.image_id, planted, hits)
+            return "missed"
+        return judge_hits(image.image_id, [hit.image_id for hit in hits], self._copies_among)
 
-    def _comes_first(self, image_id: int, planted: np.ndarray, hits: Sequence[Hit]) -> bool:
-        """Whether nothing stands before the planted image but what is more like it than the query is."""
-        score = next((hit.score for hit in hits if hit.image_id == image_id), None)
-        if score is None:
-            return False
-        before = [hit.image_id for hit in hits if hit.score > score]
-        return all(self._similarity(planted, other) >= score for other in before)
+    def _copies_among(self, image_id: int, others: Sequence[int]) -> list[bool]:
+        original = self.planted[image_id]
+        rest = [vector for planted_id, vector in self.planted.items() if planted_id != image_id]
+        level = copy_level([float(original @ vector) for vector in rest])
+        vectors = [self.index.vector(other) for other in others]
+        return [vector is not None and float(original @ vector) > level for vector in vectors]
 
-    def _similarity(self, planted: np.ndarray, image_id: int) -> float:
-        other = self.index.vector(image_id)
-        return -1.0 if other is None else float(planted @ other)
+
+def judge_hits(
+    image_id: int, hits: Sequence[int], copies_among: Callable[[int, Sequence[int]], Sequence[bool]]
+) -> str:
+    """`first`, `behind copies` (nothing else stands before the planted image), or `missed`."""
+    if image_id not in hits:
+        return "missed"
+    before = hits[: hits.index(image_id)]
+    if not before:
+        return "first"
+    return "behind copies" if all(copies_among(image_id, before)) else "missed"
+
+
+def copy_level(similarities: Sequence[float]) -> float:
+    """What an image must be more alike than to be a copy, by its similarities to the collection at large."""
+    if not similarities:
+        return math.inf
+    centre = float(np.median(similarities))
+    deviation = 1.4826 * float(np.median(np.abs(np.asarray(similarities) - centre)))
+    return centre + COPY_DEVIATIONS * deviation
 
 
 def make_certificate(step: CertifyIndex) -> dict[str, Any]:
     """Counts over all planted queries and the lower end of the interval the gate looks at."""
     rows = [row for _, commit in sorted(step.log.committed().items()) for row in commit.report["queries"]]
     publish = step.settings.publish
-    first = sum(found for _, _, found in rows)
+    first = sum(_counts(outcome) for _, _, outcome in rows)
     lower = wilson_lower(first, len(rows), publish.confidence)
-    by_view = {name: [found for _, view, found in rows if view == name] for name in VIEWS}
+    by_view = {name: [_counts(outcome) for _, view, outcome in rows if view == name] for name in VIEWS}
     return {
         "queries": len(rows),
         "first": first,
+        "behind_copies": sum(outcome == "behind copies" for _, _, outcome in rows),
         "first_share": first / len(rows) if rows else 0.0,
         "lower": lower,
         "confidence": publish.confidence,
@@ -109,6 +134,10 @@ def make_certificate(step: CertifyIndex) -> dict[str, Any]:
         "passed": lower >= publish.target,
         "by_view": {name: sum(found) / len(found) for name, found in by_view.items() if found},
     }
+
+
+def _counts(outcome: str) -> bool:
+    return outcome != "missed"
 
 
 def wilson_lower(successes: int, trials: int, confidence: float) -> float:

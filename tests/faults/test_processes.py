@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -102,14 +103,31 @@ def test_stopped_worker_that_wakes_after_another_committed_its_shard_loses(
     assert_conserved(run)
 
 
-def test_two_drivers_at_once_make_one_run(photos, reference_digests, start_driver, tmp_path):
+def test_two_drivers_that_start_at_once_make_one_run(photos, reference_digests, start_driver, tmp_path):
     run = tmp_path / "run"
     drivers = [start_driver(run, workers=1) for _ in range(2)]
     for driver in drivers:
         _finish(driver)
     assert digests_of(run) == reference_digests
     assert_conserved(run)
-    assert len({commit.worker["pid"] for commit in read_commits(run).values()}) == 2
+    assert all(record.name.endswith(".1.json") for record in list_records(run))
+    assert RunFolder.open(str(run)).versions.numbers() == [1], "one of them published"
+
+
+def test_two_drivers_in_the_middle_of_a_run_share_it(run, reference_digests, start_driver):
+    sleepers = []
+    for shard in range(2):  # each has committed a shard before the race for the others begins
+        driver = start_driver(run, workers=1, **{SHARD_VARIABLE: f"recorded:encode_images:{shard}:STOP"})
+        find = functools.partial(_find_stopped_child, driver.pid)
+        sleepers.append((driver, wait_for(find, f"shard {shard} is committed", driver)))
+    assert set(read_commits(run)) == {0, 1}
+    for _, sleeper in sleepers:
+        os.kill(sleeper, signal.SIGCONT)
+    for driver, _ in sleepers:
+        _finish(driver)
+    assert digests_of(run) == reference_digests
+    assert_conserved(run)
+    assert {commit.worker["pid"] for commit in read_commits(run).values()} == {pid for _, pid in sleepers}
     assert all(record.name.endswith(".1.json") for record in list_records(run))
     assert RunFolder.open(str(run)).versions.numbers() == [1], "one of them published"
 
