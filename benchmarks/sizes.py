@@ -2,9 +2,9 @@
 
     python benchmarks/sizes.py --scenes OXFORD_AFFINE --images HOLIDAYS --train-images PHOTOS [--png FILE]
 
-`compact` with 16 to 256 filters in its second layers, and `paper` (filters by the closed form), both as
-grad + white on the same points at the same region. FLOPs are those of the matrix products of networks
-and projections (`count_flops`).
+`compact` with other numbers of filters in its second layers and other dimensions of its projections, and
+`paper` (filters by the closed form), all as grad + white on the same points at the same region. FLOPs are
+those of the matrix products of networks and projections (`count_flops`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.evaluate.descriptors import Member, Request
 
-SIZES = (16, 32, 64, 128, 256)
+SIZES = {  # filters of layer two, by the dimension of a descriptor
+    64: (16, 64),
+    128: (16, 32, 64, 128),
+    256: (32, 64, 128, 256),
+    512: (64, 128),
+}
 CHANNELS = ("grad", "white")
 # The closed form needs no more patches than this; the paper's numbers are for its gradient descent.
 PAPER = ['training.solver="nystrom"', "training.num_patches=30000", "training.num_subpatches=300000"]
@@ -61,25 +66,35 @@ def count_channel(channel: ChannelSpec, size_px: int) -> int:
     return count_flops(channel.ckn, size_px) + 2 * pooled_side**2 * filters * channel.projection.dim
 
 
-def resize(channel: ChannelSpec, filters: int) -> ChannelSpec:
-    """The same channel with another number of filters in its last layer."""
+def resize(channel: ChannelSpec, filters: int, dim: int) -> ChannelSpec:
+    """The same channel with another number of filters in its last layer, projected to another dimension."""
     *below, last = channel.ckn.layers
     layers = (*below, replace(last, num_filters=filters))
-    return replace(channel, ckn=replace(channel.ckn, layers=layers))
+    projection = replace(channel.projection, dim=dim)
+    return replace(channel, ckn=replace(channel.ckn, layers=layers), projection=projection)
 
 
 def list_sizes(points: int, with_paper: bool) -> list[Size]:
     common = [*SAMPLE, f"keypoints.max_keypoints={points}"]
     compact = load_settings("compact", None, common)
     sizes = [
-        Size(f"compact, {filters}", compact, tuple(resize(one, filters) for one in compact.channels))
-        for filters in SIZES
+        Size(
+            f"{compact_name(dim)}, {filters}",
+            compact,
+            tuple(resize(one, filters, dim) for one in compact.channels),
+        )
+        for dim, choices in SIZES.items()
+        for filters in choices
     ]
     if with_paper:
         paper = load_settings("paper", None, [*PAPER, *common])
         chosen = (limit_descriptors(one) for one in paper.channels if one.ckn.channel in CHANNELS)
         sizes.append(Size("paper", paper, tuple(chosen)))
     return sizes
+
+
+def compact_name(dim: int) -> str:
+    return f"compact to {dim}"
 
 
 def limit_descriptors(channel: ChannelSpec) -> ChannelSpec:
@@ -94,8 +109,8 @@ def draw(sizes: Sequence[Size], scores: dict[str, Scores], png: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
     for axis, level in zip(axes, ("regions", "images"), strict=True):
-        for label, marker in (("compact", "o-"), ("paper", "s")):
-            chosen = [size for size in sizes if size.name.startswith(label)]
+        for label, marker in (*((compact_name(dim), "o-") for dim in SIZES), ("paper", "s")):
+            chosen = [size for size in sizes if size.name.partition(",")[0] == label]
             heights = [getattr(scores[size.name], level) for size in chosen]
             axis.plot([size.mflop for size in chosen], heights, marker, label=label)
         axis.axhline(getattr(scores[RIVAL], level), ls="--", color="grey", label="RootSIFT")
@@ -117,11 +132,11 @@ def main() -> None:
     sizes = list_sizes(arguments.points, not arguments.no_paper)
     scores = measure_both([size.request for size in sizes], sizes[0].settings, arguments)
     print(f"{arguments.points} points an image, region {arguments.region:g}")
-    print(f"{'':<16}{'MFLOP/patch':>12}{'GFLOP/image':>13}{'regions mAP':>13}{'images mAP':>12}")
+    print(f"{'':<20}{'MFLOP/patch':>12}{'GFLOP/image':>13}{'regions mAP':>13}{'images mAP':>12}")
     for size in sizes:
         cost, found = f"{size.mflop:>12.2f}{size.mflop * arguments.points / 1e3:>13.2f}", scores[size.name]
-        print(f"{size.name:<16}{cost}{found.regions:>13.1f}{found.images:>12.1f}")
-    print(f"{RIVAL:<41}{scores[RIVAL].regions:>13.1f}{scores[RIVAL].images:>12.1f}")
+        print(f"{size.name:<20}{cost}{found.regions:>13.1f}{found.images:>12.1f}")
+    print(f"{RIVAL:<45}{scores[RIVAL].regions:>13.1f}{scores[RIVAL].images:>12.1f}")
     if arguments.png:
         draw(sizes, scores, arguments.png)
     if arguments.json:

@@ -78,9 +78,10 @@ def fit_projection(descriptors: np.ndarray, spec: ProjectionSpec) -> Projection:
     """
     if descriptors.ndim != 2:
         raise ValueError(f"descriptors must be (N, D), got {descriptors.shape}")
-    rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
+    rows = torch.from_numpy(np.array(descriptors, np.float32))  # a copy, the only large one
     norms = torch.linalg.vector_norm(rows, dim=1)
-    rows, norms = rows[norms > 0], norms[norms > 0]
+    if not norms.all():
+        rows, norms = rows[norms > 0], norms[norms > 0]
     rows /= norms[:, None]
     if len(rows) < 2:
         raise ValueError(f"a projection needs at least two rows that are not zero, got {len(rows)}")

@@ -22,7 +22,7 @@ from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
 from ckn_scale.core.projection import Projection, fit_projection
-from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec, ProjectionSpec
+from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.regions import KeyedDescriptor
@@ -40,9 +40,15 @@ SPARE_CHANNELS = {
         CknSpec("white", (LayerSpec(3, 32, 4), LayerSpec(2, 64, 3)), norm_power=0.5, window_sigma=0.3)
     ),
     "raw": ChannelSpec(
-        CknSpec("raw", (LayerSpec(5, 64, 4),), alpha_quantile=0.1, position_step=2),
-        ProjectionSpec(dim=128, whitening=1.0),
-        weight=0.35,  # colours as they are help on some sets and harm on others
+        CknSpec(
+            "raw",
+            (LayerSpec(5, 64, 4), LayerSpec(2, 64, 3)),
+            alpha_quantile=0.1,
+            norm_power=0.5,
+            window_sigma=0.3,
+            position_step=2,
+        ),
+        weight=0.25,  # colours as they are help on some sets and harm on others
     ),
 }
 

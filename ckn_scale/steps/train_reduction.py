@@ -30,5 +30,5 @@ class TrainReduction(Step):
             log.info("%d sampled images support no reduction: the VLAD is kept", len(vlads))
             return save_result(self.run, "reduction", {"format": np.array([1], np.int32)}, {"identity": True})
         spec = ProjectionSpec(dim=dim, whitening=1.0, num_descriptors=len(vlads))
-        arrays, facts = fit_projection(vlads.astype(np.float32), spec).to_arrays()
+        arrays, facts = fit_projection(vlads, spec).to_arrays()
         return save_result(self.run, "reduction", arrays, {**facts, "identity": False}, dim=dim)
