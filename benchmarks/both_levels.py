@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, required=True, help="a folder named like the Holidays set")
     parser.add_argument("--train-images", type=Path, required=True)
     parser.add_argument("--points", type=int, default=200, help="of an image")
-    parser.add_argument("--region", type=float, default=12.0)
+    parser.add_argument("--region", type=float, default=8.0, help="of all, in detection scales")
     parser.add_argument("--cache", type=Path, help="what `ckn-scale evaluate` has computed is used again")
     parser.add_argument("--json", type=Path)
 
