@@ -41,9 +41,11 @@ def status(run: Run, as_json: AsJson = False) -> None:
         print("no version published yet")
         return
     certificate = summary["certificate"]
+    behind = certificate.get("behind_copies")
     print(
         f"version {summary['version']}: {certificate['first']} of {certificate['queries']} planted queries "
-        f"came back first (at least {certificate['lower']:.3f}, target {certificate['target']:g})"
+        f"came back first{f', {behind} of them behind copies only' if behind else ''} "
+        f"(at least {certificate['lower']:.3f}, target {certificate['target']:g})"
     )
 
 
