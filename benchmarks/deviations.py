@@ -58,7 +58,7 @@ def list_variants(channel: ChannelSpec) -> Iterator[tuple[str, ChannelSpec]]:
         yield name, replace(channel, ckn=replace(ckn, layers=layers, position_step=step))
     semi = replace(channel.projection, whitening=0.5)
     yield "whitening = 0.5", replace(channel, projection=semi)
-    for dim in (128, 512):  # the paper's 1024 are more than these networks have
+    for dim in (128, 512):  # the paper's 1024 are more than grad's network has
         yield f"dim = {dim}", replace(channel, projection=replace(channel.projection, dim=dim))
 
 

@@ -29,7 +29,7 @@ from ckn_scale.storage.index_files import read_manifest
 
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
 HITS_LOOKED_AT = 100
-COPY_DEVIATIONS = 6.0  # on photographs copies begin at 8, unrelated images end at 5
+COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
 
 
 class CertifyIndex(Step):
@@ -85,26 +85,27 @@ class CertifyIndex(Step):
             hits = self.index.search(encode_jpeg(rendered, 85), k=HITS_LOOKED_AT)
         except ImageRejected:
             return "missed"
-        return judge_hits(image.image_id, [hit.image_id for hit in hits], self._copies_among)
+        original, level = self.planted[image.image_id], self._copy_level_of(image.image_id)
 
-    def _copies_among(self, image_id: int, others: Sequence[int]) -> list[bool]:
+        def is_copy(other: int) -> bool:
+            vector = self.index.vector(other)
+            return vector is not None and float(original @ vector) > level
+
+        return judge_hits(image.image_id, [hit.image_id for hit in hits], is_copy)
+
+    def _copy_level_of(self, image_id: int) -> float:
         original = self.planted[image_id]
-        rest = [vector for planted_id, vector in self.planted.items() if planted_id != image_id]
-        level = copy_level([float(original @ vector) for vector in rest])
-        vectors = [self.index.vector(other) for other in others]
-        return [vector is not None and float(original @ vector) > level for vector in vectors]
+        return copy_level([float(original @ one) for other, one in self.planted.items() if other != image_id])
 
 
-def judge_hits(
-    image_id: int, hits: Sequence[int], copies_among: Callable[[int, Sequence[int]], Sequence[bool]]
-) -> str:
+def judge_hits(image_id: int, hits: Sequence[int], is_copy: Callable[[int], bool]) -> str:
     """`first`, `behind copies` (nothing else stands before the planted image), or `missed`."""
     if image_id not in hits:
         return "missed"
     before = hits[: hits.index(image_id)]
     if not before:
         return "first"
-    return "behind copies" if all(copies_among(image_id, before)) else "missed"
+    return "behind copies" if all(map(is_copy, before)) else "missed"
 
 
 def copy_level(similarities: Sequence[float]) -> float:

@@ -9,7 +9,8 @@ from ray_head import free_ports
 
 def test_demo_publishes_serves_and_finds_every_photograph(command_line, tmp_path):
     folder = tmp_path / "demo"
-    done = command_line("demo", "--once", "--folder", folder, "--port", str(*free_ports(1)))
+    (port,) = free_ports(1)
+    done = command_line("demo", "--once", "--folder", folder, "--port", str(port))
     assert done.returncode == 0, done.stderr
     assert "20 of 20 queries" in done.stdout
     assert (folder / "contact_sheet.png").stat().st_size > 50_000

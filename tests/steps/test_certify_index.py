@@ -33,8 +33,7 @@ def test_wilson_lower_rises_with_evidence_and_stays_below_the_share():
     ],
 )
 def test_only_copies_may_stand_before_the_planted_image(hits, outcome):
-    copies = {3, 4}
-    assert judge_hits(7, hits, lambda _, others: [other in copies for other in others]) == outcome
+    assert judge_hits(7, hits, {3, 4}.__contains__) == outcome
 
 
 def test_copies_stand_out_of_the_collection_at_large():

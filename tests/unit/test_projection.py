@@ -81,6 +81,12 @@ def test_zero_rows_are_left_out_of_the_fit(rows):
     assert np.array_equal(fit_projection(padded, spec).matrix, fit_projection(rows, spec).matrix)
 
 
+def test_fit_leaves_the_callers_rows_alone(rows):
+    before = rows.copy()
+    fit_projection(rows, ProjectionSpec(dim=4))
+    np.testing.assert_array_equal(rows, before)
+
+
 def test_large_matrices_are_decomposed_iteratively(monkeypatch):
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(500, 300)) * np.arange(1, 301) ** -0.8).astype(np.float32)
