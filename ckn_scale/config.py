@@ -39,7 +39,7 @@ class Closed(BaseModel):
 
 
 class PlanSettings(Closed):
-    images_per_shard: Count = 256
+    images_per_shard: Count = 256  # at most: small collections are cut finer, see steps.plan.shard_size
 
 
 class SampleSettings(Closed):
@@ -47,7 +47,7 @@ class SampleSettings(Closed):
 
     num_images: Count = 20_000
     num_patches: Count = 100_000  # over all sampled images, evenly
-    images_per_shard: Count = 64
+    images_per_shard: Count = 64  # at most, as above
     seed: int = 0
 
 

@@ -79,7 +79,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     settings = load_settings(
         "compact",
         None,
-        ["plan.images_per_shard=16", "sample.images_per_shard=16", "sample.num_patches=16000"],
+        ["sample.num_patches=16000"],
     )
     run_url = str(folder / "run")
     report = index_images(

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 STAGE, SAMPLE_STAGE = "images", "samples/images"
 SHARDS_PER_FILE = 256
+SHARDS_OF_A_SMALL_SET, IMAGES_OF_A_SMALL_SHARD = 64, 4
 
 Source: TypeAlias = "str | Sequence[str]"
 
@@ -159,6 +160,14 @@ def require_segments(run: RunFolder) -> list[Segment]:
     return segments
 
 
+def shard_size(num_images: int, largest: int) -> int:
+    """Images per shard: `largest`, or fewer, so that a small collection keeps many workers busy.
+
+    A function of the images alone, never of the workers: shards and bytes do not depend on who works.
+    """
+    return min(largest, max(IMAGES_OF_A_SMALL_SHARD, -(-num_images // SHARDS_OF_A_SMALL_SET)))
+
+
 def count_shards(segments: Sequence[Segment]) -> int:
     return sum(segment.num_shards for segment in segments)
 
@@ -208,8 +217,10 @@ def _write_segment(
     first_id = before[-1].first_id + before[-1].num_images if before else 0
     draw = _SampleDraw(settings.sample.seed, settings.sample.num_images)
     files: list[DataFile] = []
-    next_id = first_id
+    next_id, images_per_shard = first_id, settings.plan.images_per_shard
     for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
+        if not files:  # of a collection so small that its shards are, this is all
+            images_per_shard = shard_size(len(chunk), settings.plan.images_per_shard)
         table = _make_table(chunk, next_id)
         draw.add(table)
         files.append(write_table(run, f"{STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
@@ -221,7 +232,7 @@ def _write_segment(
         "first_id": first_id,
         "num_images": next_id - first_id,
         "first_shard": before[-1].first_shard + before[-1].num_shards if before else 0,
-        "images_per_shard": settings.plan.images_per_shard,
+        "images_per_shard": images_per_shard,
         "files": [vars(file) for file in files],
         "sample": vars(sample),
         "replaced": list(replaced),

@@ -16,7 +16,7 @@ from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.errors import ImageRejected, WorkFailed
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.plan import PlannedImage, read_sample, require_segments
+from ckn_scale.steps.plan import PlannedImage, read_sample, require_segments, shard_size
 from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
@@ -36,11 +36,15 @@ class SampledImagesStep(Step):
         return read_sample(self.run, require_segments(self.run))
 
     def shard_ids(self) -> Sequence[int]:
-        return range(-(-len(self.sample) // self.settings.sample.images_per_shard))
+        return range(-(-len(self.sample) // self._images_per_shard))
 
     def images_of(self, shard_id: int) -> list[PlannedImage]:
-        size = self.settings.sample.images_per_shard
+        size = self._images_per_shard
         return self.sample[shard_id * size : (shard_id + 1) * size]
+
+    @property
+    def _images_per_shard(self) -> int:
+        return shard_size(len(self.sample), self.settings.sample.images_per_shard)
 
 
 class SamplePatches(SampledImagesStep):

@@ -4,7 +4,8 @@ import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments
+from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
+from ckn_scale.steps.sample_patches import SamplePatches
 
 
 @pytest.fixture
@@ -46,6 +47,29 @@ def test_sample_is_the_smallest_hashes_whatever_the_sharding(folder, tmp_path):
     uris = sorted(str(path) for path in (tmp_path / "images").rglob("*.jpg"))
     by_hash = sorted(uris, key=lambda uri: hash_uri(0, uri))[:5]
     assert samples[0] == samples[1] == samples[2] == sorted(by_hash)
+
+
+@pytest.mark.parametrize(
+    ("images", "largest", "size"),
+    [
+        (1, 256, 4),
+        (70, 256, 4),
+        (256, 256, 4),
+        (257, 256, 5),
+        (10_000, 256, 157),
+        (10**6, 256, 256),
+        (70, 2, 2),
+    ],
+)
+def test_shard_size_cuts_small_sets_into_up_to_64_shards(images, largest, size):
+    assert shard_size(images, largest) == size
+
+
+def test_plan_images_gives_a_small_set_many_shards(folder, tmp_path):
+    run = plan_images(str(tmp_path / "run"), settings("plan.images_per_shard=256"), folder)
+    reader = PlanReader(run, read_segments(run))
+    assert [len(reader.read_shard(shard)) for shard in range(3)] == [4, 4, 3]
+    assert [*SamplePatches(run).shard_ids()] == [0, 1], "the 5 images of the sample too"
 
 
 def test_hash_uri_is_the_same_on_every_machine():
