@@ -1,24 +1,29 @@
 """FAISS over arrays: build an index of vectors with global ids, and search it.
 
-The scores are the same however the vectors are cut into indexes: FAISS makes a shortlist, and the
-shortlist is scored again from its vectors, one fixed sum per pair. (FAISS sums in blocks whose
-rounding depends on a row's position, so equal images would get unequal scores.)
+FAISS makes the shortlist, `topk.find_topk` the answer: the scores are the same however the vectors are
+cut into indexes and the queries into batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckn_scale.core.topk import NO_ID
+from ckn_scale.core.topk import find_topk
 from ckn_scale.errors import MissingDependency
 
 if TYPE_CHECKING:
     import faiss
 
-SHORTLIST_MARGIN = 16  # extra candidates, so that rounding near the k-th place cannot drop one
-ROUNDING = 1e-5  # bounds what FAISS's float32 sums of unit vectors are off by
+BLAS_FROM_QUERIES = (
+    4  # one matrix product is faster than row by row from here on; FAISS 1.15 waits for 128,000
+)
+LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
+FLOAT32_ROUNDING = 2.0**-24
+SMALLEST = 1e-30  # of an error: a query of zeros is compared too, and processors may take less for zero
 
 
 def import_faiss() -> Any:
@@ -28,7 +33,20 @@ def import_faiss() -> Any:
     except ImportError as error:
         message = "faiss is missing: pip install 'ckn-scale[cpu]' (or [gpu] on a machine with GPUs)"
         raise MissingDependency(message) from error
+    faiss.cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES
     return faiss
+
+
+@contextmanager
+def faiss_threads(count: int) -> Iterator[None]:
+    """FAISS has `count` threads for what this thread calls inside, and what it had before afterwards."""
+    faiss = import_faiss()
+    before = faiss.omp_get_max_threads()  # OpenMP keeps this number per calling thread
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 class VectorIndex:
@@ -57,36 +75,29 @@ class VectorIndex:
         return int(self._index.d)
 
     def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) queries → similarity (Q, k) float32, ids (Q, k) int64; equal similarities by ascending id.
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
 
-        Places beyond the number of rows have id NO_ID and similarity -inf.
+        Best first; equal similarities by ascending id.
         """
-        queries = _as_matrix(queries, self.dim)
-        if k < 1:
-            raise ValueError(f"k must be ≥ 1, got {k}")
-        import_faiss().omp_set_num_threads(threads)  # OpenMP keeps this number per calling thread
-        similarity = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        ids = np.full((len(queries), k), NO_ID, dtype=np.int64)
-        for row, query in enumerate(queries):
-            positions = self._shortlist(query, k)
-            scores = _score_pairs(self._vectors.reconstruct_batch(positions), query)
-            best = np.lexsort((self.ids[positions], -scores))[:k]
-            similarity[row, : len(best)] = scores[best]
-            ids[row, : len(best)] = self.ids[positions[best]]
-        return similarity, ids
+        with faiss_threads(threads):
+            similarity, positions = find_topk(self, _as_matrix(queries, self.dim), k)
+        return similarity, self.ids[positions]
 
-    def _shortlist(self, query: np.ndarray, k: int) -> np.ndarray:
-        """Positions that surely hold the best k: wide enough that everything tied with the k-th is in."""
-        wanted = k + SHORTLIST_MARGIN
-        while True:
-            wanted = min(wanted, self.rows)
-            if wanted == 0:
-                return np.empty(0, dtype=np.int64)
-            similarity, positions = self._vectors.search(query[None], wanted)
-            slack = ROUNDING * max(1.0, float(np.abs(similarity[0, 0])))
-            if wanted == self.rows or similarity[0, -1] < similarity[0, k - 1] - slack:
-                return positions[0]
-            wanted *= 2
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._vectors.search(queries, count)
+
+    def above(self, query: np.ndarray, level: float) -> np.ndarray:
+        # FAISS wants more than the radius, in float32.
+        radius = np.nextafter(np.float32(level), np.float32(-np.inf))
+        return self._vectors.range_search(query[None], float(radius))[2]
+
+    def error_bound(self, queries: np.ndarray) -> np.ndarray:
+        """The bound of a float32 sum of D products in any order, for unit vectors."""
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+        return (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+
+    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        return self._vectors.reconstruct_batch(positions)
 
     def vector(self, position: int) -> np.ndarray:
         """The (D,) float32 vector of the row whose id is `ids[position]`."""
@@ -106,8 +117,12 @@ def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
     if ids.shape != (len(vectors),):
         raise ValueError(f"{len(vectors)} vectors need as many ids, got {ids.shape}")
     _check_ids(ids)
+    matrix = _as_matrix(vectors, vectors.shape[1])
+    longest = float(np.sqrt(np.einsum("nd,nd->n", matrix, matrix).max(initial=0.0)))
+    if longest > LONGEST_NORM:
+        raise ValueError(f"vectors must have unit length, got one of length {longest:g}")
     index = faiss.IndexIDMap(faiss.IndexFlatIP(vectors.shape[1]))
-    index.add_with_ids(_as_matrix(vectors, vectors.shape[1]), ids)
+    index.add_with_ids(matrix, ids)
     return VectorIndex(index)
 
 
@@ -126,9 +141,3 @@ def _as_matrix(vectors: np.ndarray, dim: int) -> np.ndarray:
     if not np.isfinite(matrix).all():
         raise ValueError("vectors must be finite, got NaN or infinity")
     return matrix
-
-
-def _score_pairs(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Inner products of (N, D) rows with one (D,) query, each summed alone in double precision."""
-    products = vectors.astype(np.float64) * query.astype(np.float64)
-    return products.sum(axis=1).astype(np.float32)

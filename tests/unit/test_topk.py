@@ -47,13 +47,16 @@ def test_merge_topk_does_not_depend_on_the_order_of_the_lists():
     np.testing.assert_array_equal(once[1], again[1])
 
 
-def test_merge_topk_ignores_missing_entries_and_fills_the_rest():
-    values, found = merge_topk([row(0.3, 99.0)], [ids(5, NO_ID)], 3, larger_is_better=True)
-    assert found.tolist() == [[5, NO_ID, NO_ID]]
-    assert values.tolist() == [[np.float32(0.3), -np.inf, -np.inf]]
-    assert merge_topk([row(0.3)], [ids(5)], 2, larger_is_better=False)[0].tolist() == [
-        [np.float32(0.3), np.inf]
-    ]
+def test_merge_topk_puts_missing_entries_last():
+    values, found = merge_topk([row(99.0, 0.3)], [ids(NO_ID, 5)], 3, larger_is_better=True)
+    assert found.tolist() == [[5, NO_ID]]
+    assert values.tolist() == [[np.float32(0.3), -np.inf]]
+
+
+def test_merge_topk_cuts_k_to_what_there_is():
+    values, found = merge_topk([row(0.3), row(0.4, 0.2)], [ids(5), ids(6, 7)], 10**12, larger_is_better=True)
+    assert found.tolist() == [[6, 5, 7]]
+    assert values.shape == (1, 3)
 
 
 def test_merge_topk_keeps_a_real_entry_before_a_filler_of_the_same_value():

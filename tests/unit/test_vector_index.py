@@ -7,7 +7,8 @@ import faiss
 import numpy as np
 import pytest
 
-from ckn_scale.core.topk import NO_ID, merge_topk
+from ckn_scale.core import topk
+from ckn_scale.core.topk import merge_topk
 from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss
 from ckn_scale.errors import MissingDependency
 
@@ -40,24 +41,62 @@ def test_search_agrees_with_a_full_comparison():
 def test_sharded_search_equals_unsharded_bit_for_bit_with_duplicates(num_shards):
     # Every image four times: ties at every place, the k-th included.
     vectors = np.repeat(unit_rows(60), 4, axis=0)[np.random.default_rng(2).permutation(240)]
-    queries = unit_rows(6, seed=3)
-    whole = build_exact(vectors, np.arange(240)).search(queries, 10)
-    parts = [
-        build_exact(vectors[chunk], chunk).search(queries, 10)
-        for chunk in np.array_split(np.arange(240), num_shards)
-    ]
-    merged = merge_topk([p[0] for p in parts], [p[1] for p in parts], 10, larger_is_better=True)
+    assert_parts_answer_like_the_whole(vectors, unit_rows(6, seed=3), 10, num_shards)
+
+
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_ties_across_shards_go_by_id_however_many_they_are(k):
+    # Copies fill the shortlist of every shard; near copies, one bit away, must not hide behind them.
+    vectors = unit_rows(900)
+    vectors[50:800] = vectors[50]
+    vectors[100:800:7, 0] = np.nextafter(vectors[50, 0], np.float32(2))
+    queries = np.concatenate([vectors[50:51], vectors[100:101], -vectors[50:51], unit_rows(3, seed=6)])
+    whole = assert_parts_answer_like_the_whole(vectors, queries, k, 3)
+    expected = score_all(vectors, queries)
+    for row, scores in enumerate(expected):
+        assert whole[1][row].tolist() == np.lexsort((np.arange(900), -scores))[:k].tolist()
+
+
+def score_all(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Every pair, one by one."""
+    doubles = vectors.astype(np.float64)
+    return np.array([[np.float32((row * query).sum()) for row in doubles] for query in queries.astype(float)])
+
+
+def assert_parts_answer_like_the_whole(vectors, queries, k, num_shards):
+    rows = np.arange(len(vectors))
+    whole = build_exact(vectors, rows).search(queries, k)
+    chunks = np.array_split(rows, num_shards)
+    parts = [build_exact(vectors[chunk], chunk).search(queries, k) for chunk in chunks]
+    merged = merge_topk([p[0] for p in parts], [p[1] for p in parts], k, larger_is_better=True)
     np.testing.assert_array_equal(merged[1], whole[1])
     np.testing.assert_array_equal(merged[0], whole[0])
+    return whole
 
 
-def test_search_breaks_ties_by_id_beyond_the_first_shortlist():
-    vectors = np.tile(unit_rows(1), (300, 1))
-    assert build_exact(vectors, np.arange(300)).search(vectors[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+def test_equal_rows_cost_one_more_pass_and_a_bounded_block(monkeypatch):
+    vectors = np.tile(unit_rows(1), (5000, 1))
+    index = build_exact(vectors, np.arange(5000))
+    passes, blocks = [], []
+    for name, calls in (("nearest", passes), ("above", passes), ("vectors_at", blocks)):
+        monkeypatch.setattr(index, name, recording(getattr(index, name), calls))
+    monkeypatch.setattr(topk, "SCORED_BYTES", 8 * 24 * 1000)
+    assert index.search(vectors[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+    assert len(passes) == 2
+    assert max(len(positions) for (positions,) in blocks) == 1000
+
+
+def recording(call, calls):
+    def record(*arguments):
+        calls.append(arguments)
+        return call(*arguments)
+
+    return record
 
 
 def test_search_does_not_depend_on_the_other_queries_or_threads():
-    index, queries = build_exact(unit_rows(300), np.arange(300)), unit_rows(40, seed=4)
+    # 40 queries together go through BLAS, one alone does not.
+    index, queries = build_exact(unit_rows(300, dim=1000), np.arange(300)), unit_rows(40, dim=1000, seed=4)
     together = index.search(queries, 4, threads=2)
     for row, query in enumerate(queries):
         alone = index.search(query[None], 4)
@@ -65,16 +104,40 @@ def test_search_does_not_depend_on_the_other_queries_or_threads():
         np.testing.assert_array_equal(together[1][row], alone[1][0])
 
 
-def test_search_fills_places_beyond_the_rows():
-    similarity, ids = build_exact(unit_rows(2), np.array([4, 9])).search(unit_rows(1), 3)
-    assert sorted(ids[0, :2].tolist()) == [4, 9]
-    assert ids[0, 2] == NO_ID
-    assert similarity[0, 2] == -np.inf
+def test_a_batch_is_one_matrix_product():
+    index, queries = build_exact(unit_rows(300, dim=1000), np.arange(300)), unit_rows(40, dim=1000, seed=4)
+    alone = np.concatenate([index.nearest(query[None], 300)[0] for query in queries])
+    together = index.nearest(queries, 300)[0]
+    assert (together != alone).any(), "FAISS went row by row: BLAS rounds otherwise"
+    assert np.abs(together - alone).max() < index.error_bound(queries).min()
+
+
+def test_search_leaves_the_threads_of_the_process_alone():
+    index = build_exact(unit_rows(3), np.arange(3))
+    before = faiss.omp_get_max_threads()
+    try:
+        faiss.omp_set_num_threads(3)
+        index.search(unit_rows(1), 1, threads=2)
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+@pytest.mark.parametrize("k", [3, 10**9, 10**18])
+def test_k_is_cut_to_the_rows(k):
+    similarity, ids = build_exact(unit_rows(2), np.array([4, 9])).search(unit_rows(1), k)
+    assert sorted(ids[0].tolist()) == [4, 9]
+    assert similarity.shape == ids.shape == (1, 2)
+
+
+def test_a_query_of_zeros_is_as_like_to_everything():
+    similarity, ids = build_exact(unit_rows(400), np.arange(400)).search(np.zeros((1, 24), np.float32), 3)
+    assert (ids.tolist(), similarity.tolist()) == ([[0, 1, 2]], [[0, 0, 0]])
 
 
 def test_an_empty_index_and_no_queries_give_nothing():
     empty = build_exact(np.empty((0, 8), np.float32), np.empty(0, np.int64))
-    assert empty.search(np.zeros((1, 8), np.float32), 2)[1].tolist() == [[NO_ID, NO_ID]]
+    assert empty.search(np.zeros((1, 8), np.float32), 2)[1].shape == (1, 0)
     assert build_exact(unit_rows(3), np.arange(3)).search(np.empty((0, 24), np.float32), 2)[0].shape == (0, 2)
 
 
@@ -95,6 +158,7 @@ def test_bytes_are_a_faiss_index_and_equal_for_equal_input():
         (unit_rows(2), [-1, 5], "ids must be ≥ 0, got -1"),
         (unit_rows(2)[0], [1], "vectors must be (N, D)"),
         (np.full((1, 4), np.nan), [1], "finite"),
+        (np.full((1, 4), 2.0), [1], "unit length, got one of length 4"),
     ],
 )
 def test_build_exact_refuses_bad_input(vectors, ids, message):
