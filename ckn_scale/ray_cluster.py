@@ -34,7 +34,7 @@ def connect_ray(
             ray.shutdown()
         return
     # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it.
-    folder = tempfile.mkdtemp(prefix="ckn-", dir=_short_temp_folder())
+    folder = tempfile.mkdtemp(prefix="ckn-", dir=short_temp_folder())
     _set_token()
     with _environment({**NO_USAGE_STATS, **(environment or {})}):
         try:
@@ -77,7 +77,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _short_temp_folder() -> str:
+def short_temp_folder() -> str:
     """Ray's sockets lie below this folder, and a socket's path has at most 107 bytes."""
     folder = tempfile.gettempdir()
     return folder if len(folder) < 30 else "/tmp"

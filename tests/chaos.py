@@ -59,7 +59,8 @@ class Round:
     def _start_driver(self) -> subprocess.Popen[bytes]:
         self.drivers += 1
         if self.drivers > DRIVERS_PER_ROUND:
-            raise SystemExit(f"{self.run} does not end; see {self.log}")
+            said = self.log.read_text(errors="replace")[-4000:]
+            raise SystemExit(f"{self.run} does not end; its drivers said last:\n{said}")
         command = index_command("index", self.images, self.run, *tiny_options(), "--accept")
         command += ["--workers", str(NODES), "--ray", "auto"]
         with open(self.log, "ab") as log:

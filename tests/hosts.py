@@ -94,4 +94,4 @@ class Hosts:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    subprocess.run(["ip", *arguments], check=True)

@@ -161,9 +161,14 @@ def wait_for(condition: Callable[[], Any], what: str, driver: Any = None, timeou
         value = condition()
         if value:
             return value
-        assert driver is None or driver.poll() is None, f"the driver ended before: {what}"
+        assert driver is None or driver.poll() is None, f"the driver ended before: {what}\n{_said(driver)}"
         time.sleep(0.01)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def _said(process: Any) -> str:
+    """What a process that has ended wrote, where it was caught."""
+    return process.stderr.read() if process.stderr is not None else ""
 
 
 def list_records(run: Path | str, step: str = "encode_images") -> list[Path]:

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, whose processes a test may kill.
 
-`RayNodes` is what tests hold; this file, run as a program, is the process that starts the nodes. All
-processes of a cluster carry a mark in their environment, by which the last of them are ended.
+`RayNodes` is what tests hold; this file, run as a program, is the keeper: the process that starts the
+nodes. All processes of a cluster carry a mark in their environment, by which the last of them are ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from ckn_scale.ray_cluster import short_temp_folder
+
 MARK = "CKN_TEST_CLUSTER"
 QUICK_FAILOVER = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -29,28 +31,33 @@ OBJECT_STORE_BYTES = 80 * 2**20
 
 
 class RayNodes:
-    """Nodes with one CPU each; the first is the head."""
+    """`count` nodes with the given resources each; the first is the head."""
 
-    def __init__(self, env: dict[str, str], count: int) -> None:
+    def __init__(self, env: dict[str, str], count: int, *, num_cpus: int = 1, num_gpus: int = 0) -> None:
         self.mark = uuid.uuid4().hex
         self.env = {**env, **QUICK_FAILOVER, MARK: self.mark, "RAY_AUTH_MODE": "disabled"}
         self.env["RAY_worker_niceness"] = "0"
-        self.count = count
+        self.count, self.each = count, {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self.address = ""
         self.nodes: list[dict[str, Any]] = []
 
     def __enter__(self) -> RayNodes:
-        # Ray's socket paths must stay short.
-        self._temp = tempfile.TemporaryDirectory(prefix="ckn-ray-", dir="/tmp", ignore_cleanup_errors=True)
-        command = [sys.executable, __file__, self._temp.name]
-        self._keeper = subprocess.Popen(
-            command,
-            env=self.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        self._temp = tempfile.TemporaryDirectory(
+            prefix="ckn-", dir=short_temp_folder(), ignore_cleanup_errors=True
         )
+        # Ray's Cluster writes its address into the default folder, which only another Ray would have made.
+        self.env["RAY_TMPDIR"] = self._temp.name
+        Path(self._temp.name, "ray").mkdir()
+        self._said = Path(self._temp.name, "keeper.log")
+        with self._said.open("w") as said:
+            self._keeper = subprocess.Popen(
+                [sys.executable, __file__],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
         try:
             for _ in range(self.count):
                 self.add_node()
@@ -73,9 +80,13 @@ class RayNodes:
         return {**self.env, "RAY_ADDRESS": self.address}
 
     def add_node(self) -> dict[str, Any]:
-        self._keeper.stdin.write("add\n")  # type: ignore[union-attr]
-        self._keeper.stdin.flush()  # type: ignore[union-attr]
-        node = json.loads(self._keeper.stdout.readline())  # type: ignore[union-attr]
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+            self._keeper.stdin.write(json.dumps(self.each) + "\n")  # type: ignore[union-attr]
+            self._keeper.stdin.flush()  # type: ignore[union-attr]
+        answer = self._keeper.stdout.readline()  # type: ignore[union-attr]
+        if not answer:
+            raise RuntimeError(f"no node was started; its keeper said:\n{self._said.read_text()[-4000:]}")
+        node = json.loads(answer)
         self.address = node["address"]
         self.nodes.append(node)
         return node
@@ -113,15 +124,15 @@ def find_marked(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def keep_cluster(temp: str) -> None:
+def keep_cluster() -> None:
     """Starts a node for each line read, and answers with its processes; ends with its input."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    for _ in sys.stdin:
-        options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+    for line in sys.stdin:
+        options: dict[str, Any] = {**json.loads(line), "object_store_memory": OBJECT_STORE_BYTES}
         if not cluster.list_all_nodes():
-            options |= {"temp_dir": temp, "include_dashboard": False}
+            options |= {"include_dashboard": False}
         node = cluster.add_node(**options)
         pids = [one.process.pid for group in node.all_processes.values() for one in group]
         answer = {"address": cluster.address, "id": node.node_id, "pids": pids}
@@ -129,4 +140,4 @@ def keep_cluster(temp: str) -> None:
 
 
 if __name__ == "__main__":
-    keep_cluster(sys.argv[1])
+    keep_cluster()

@@ -46,7 +46,8 @@ class S3Server:
             if self._is_ready():
                 return
             self.stop()
-        raise RuntimeError(f"SeaweedFS did not start; see {self.folder}/weed.log")
+        said = (self.folder / "weed.log").read_text(errors="replace")[-4000:]
+        raise RuntimeError(f"SeaweedFS did not start; it said:\n{said}")
 
     def stop(self) -> None:
         if self.process is not None:

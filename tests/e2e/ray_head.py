@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckn_scale.ray_cluster import short_temp_folder
+
 TRIALS, UP_WITHIN_S = 3, 90
 QUICK_METRICS = {"RAY_metrics_report_interval_ms": "500"}
 
@@ -31,7 +33,7 @@ class Head:
 def ray_head(env: dict[str, str], num_cpus: int) -> Iterator[Head]:
     """A fresh cluster of one node. One whose dashboard does not come up is given up, and another tried."""
     for trial in range(TRIALS):
-        temp = Path(tempfile.mkdtemp(prefix="ckn-ray-", dir="/tmp"))  # Ray's socket paths must stay short
+        temp = Path(tempfile.mkdtemp(prefix="ckn-", dir=short_temp_folder()))
         ports = free_ports(5)
         process = _start(env, num_cpus, temp, ports)
         head = Head(f"http://127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[4]}/metrics")

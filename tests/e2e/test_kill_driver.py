@@ -25,7 +25,7 @@ def test_killed_driver_is_resumed_with_equal_digests(
 ):
     run = copy_trained(reference, tmp_path / "run")
     arguments = ("index", photos, run, *tiny_options(), "--workers", "2")
-    driver = subprocess.Popen(index_command(*arguments), env=user_env, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(index_command(*arguments), env=user_env)
     try:
         wait_for(lambda: list_records(run), "a shard is encoded, and more are in flight", driver)
         time.sleep(random.uniform(0, 0.3))

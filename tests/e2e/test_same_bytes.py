@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-from photo_runs import OVERRIDES, digests_of, parse, read_commits, tiny_options
+from photo_runs import OVERRIDES, digests_of, index_command, parse, read_commits, tiny_options
+from ray_nodes import RayNodes
 
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.runners import sight
 from ckn_scale.runners.index_images import index_images
 from ckn_scale.steps import prepare_image
 from ckn_scale.storage import image_sources
-
-TWO_NODES = Path(__file__).parent / "two_nodes.py"
 
 
 def test_pool_gives_the_bytes_of_one_process_and_shares_the_work(
@@ -41,10 +38,10 @@ def test_ray_gives_the_same_bytes_and_each_actor_sees_its_own_gpu(
     photos, reference_digests, user_env, tmp_path
 ):
     run = tmp_path / "run"
-    command = [sys.executable, str(TWO_NODES), str(photos), str(run)]
-    result = subprocess.run(command, env=user_env, capture_output=True, text=True, timeout=240)
+    with RayNodes({**user_env, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}, count=2, num_gpus=1) as nodes:
+        command = index_command("index", photos, run, *tiny_options(), "--workers", "2", "--ray", "auto")
+        result = subprocess.run(command, env=nodes.driver_env, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert json.loads(result.stdout.splitlines()[-1])["nodes"] == 2
     assert digests_of(run) == reference_digests
     seen = {commit.worker["pid"]: commit.worker["gpus"] for commit in read_commits(run).values()}
     assert len(seen) == 2, "both actors took part"
