@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,11 +50,10 @@ class ShardGroup:
         cache = cache or FileCache()
         self.dim = manifest.dim
         self.threads = threads
-        self._shards = [
-            _OpenShard(store, shard, manifest.dim, cache)
-            for shard in manifest.shards
-            if shard.shard in wanted
-        ]
+        held = [shard for shard in manifest.shards if shard.shard in wanted and shard.rows]
+        held.sort(key=lambda shard: shard.first_id)
+        self._first_ids = [shard.first_id for shard in held]
+        self._shards = [_OpenShard(store, shard, manifest.dim, cache) for shard in held]
 
     @property
     def rows(self) -> int:
@@ -61,14 +61,13 @@ class ShardGroup:
 
     def vector(self, image_id: int) -> np.ndarray | None:
         """The (D,) vector of an image; None when it is not in this group."""
-        for shard in self._shards:
-            position = shard.position(image_id)
-            if position is not None:
-                return shard.index.vector(position)
-        return None
+        found = self._find(image_id)
+        return None if found is None else found[0].index.vector(found[1])
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
         """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""
+        if k < 1:
+            raise ValueError(f"k must be ≥ 1, got {k}")
         if not self._shards:
             return [[] for _ in vectors]
         found = [shard.index.search(vectors, k, threads=self.threads) for shard in self._shards]
@@ -78,22 +77,26 @@ class ShardGroup:
 
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
-        for shard in self._shards:
-            position = shard.position(image_id)
-            if position is not None:
-                return shard.table.column("thumbnail")[position].as_py()
-        return None
+        found = self._find(image_id)
+        return None if found is None else found[0].table.column("thumbnail")[found[1]].as_py()
+
+    def _find(self, image_id: int) -> tuple[_OpenShard, int] | None:
+        """The shard whose range of ids holds the image, and its position there."""
+        place = bisect_right(self._first_ids, image_id) - 1
+        if place < 0:
+            return None
+        position = self._shards[place].position(image_id)
+        return None if position is None else (self._shards[place], position)
 
     def _make_hits(self, similarity: np.ndarray, image_ids: np.ndarray) -> list[Hit]:
         pairs = zip(image_ids.tolist(), similarity.tolist(), strict=True)
         return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
 
     def _make_hit(self, image_id: int, score: float) -> Hit:
-        for shard in self._shards:
-            position = shard.position(image_id)
-            if position is not None:
-                return shard.describe(position, image_id, score)
-        raise DataDamaged(f"image {image_id} is in the index, but in no side table")
+        found = self._find(image_id)
+        if found is None:
+            raise DataDamaged(f"image {image_id} is in the index, but in no side table")
+        return found[0].describe(found[1], image_id, score)
 
 
 def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
@@ -108,7 +111,8 @@ class _OpenShard:
         self.table = open_side_table(cache.fetch(store, shard.table))
         self._columns = [name for name in self.table.column_names if name not in SIDE_COLUMNS.names]
         ids = self.table.column("image_id").to_numpy()
-        if self.index.dim != dim or not np.array_equal(self.index.ids, ids):
+        as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
+        if self.index.dim != dim or not as_recorded or not np.array_equal(self.index.ids, ids):
             raise DataDamaged(f"{shard.index.path} and {shard.table.path} do not hold the same images")
 
     def position(self, image_id: int) -> int | None:

@@ -113,7 +113,7 @@ def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVer
     for shard in manifest.shards:
         rows[owner[shard.shard]] += shard.rows
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
-    return ServedVersion(version, tuple(rows), tuple(ranges))
+    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)))
 
 
 def _encode(encoder: ImageEncoder, data: bytes, box: Box | None) -> Encoded | Rejected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -39,14 +40,17 @@ class ServedVersion:
 
     number: int
     group_rows: tuple[int, ...]
-    id_ranges: tuple[tuple[int, int, int], ...]  # first id, last id, group
+    id_ranges: tuple[tuple[int, int, int], ...]  # first id, last id, group; ascending, apart from each other
 
     @property
     def rows(self) -> int:
         return sum(self.group_rows)
 
-    def groups_of(self, image_id: int) -> list[int]:
-        return [group for first, last, group in self.id_ranges if first <= image_id <= last]
+    def group_of(self, image_id: int) -> int | None:
+        place = bisect_right(self.id_ranges, image_id, key=lambda held: held[0]) - 1
+        if place < 0 or image_id > self.id_ranges[place][1]:
+            return None
+        return self.id_ranges[place][2]
 
 
 @dataclass(frozen=True)
@@ -108,16 +112,15 @@ class SearchRouter:
 
     async def thumbnail(self, image_id: int) -> bytes | None:
         version = self.version
-        for group in version.groups_of(image_id):
-            answer = self._groups[group].thumbnail(version.number, image_id)
-            try:
-                jpeg = await asyncio.wait_for(answer, self.settings.shard_timeout_s)
-            except Exception as error:
-                logger.warning("group %d gave no thumbnail: %r", group, error)
-                raise unavailable(f"the part of the index that holds image {image_id} is away") from None
-            if jpeg is not None:
-                return jpeg
-        return None
+        group = version.group_of(image_id)
+        if group is None:
+            return None
+        answer = self._groups[group].thumbnail(version.number, image_id)
+        try:
+            return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
+        except Exception as error:
+            logger.warning("group %d gave no thumbnail: %r", group, error)
+            raise unavailable(f"the part of the index that holds image {image_id} is away") from None
 
     async def check_ready(self) -> list[str]:
         """Names of the parts that are not ready for the current version."""

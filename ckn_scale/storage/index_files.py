@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,6 @@ class IndexShard:
     rows: int
     first_id: int
     last_id: int
-
-    def may_hold(self, image_id: int) -> bool:
-        return self.rows > 0 and self.first_id <= image_id <= self.last_id
 
 
 @dataclass(frozen=True)
@@ -167,6 +165,12 @@ def _check_manifest(manifest: IndexManifest) -> None:
     numbers = [shard.shard for shard in manifest.shards]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"shard numbers must differ, got {numbers}")
+    ranges = sorted((shard.first_id, shard.last_id) for shard in manifest.shards if shard.rows)
+    for (_, last), (first, _) in pairwise(ranges):
+        if first <= last:  # an image is looked up by the range that its id falls into
+            raise ValueError(
+                f"shards must hold ranges of ids apart from each other, got {last} before {first}"
+            )
     if manifest.metric != METRIC:
         raise ValueError(f"metric must be {METRIC}, got {manifest.metric}")
 

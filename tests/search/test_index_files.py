@@ -37,14 +37,11 @@ def test_a_shard_records_rows_ids_sizes_and_hashes(store):
     assert (shard.shard, shard.rows, shard.first_id, shard.last_id) == (3, 3, 4, 9)
     assert shard.index.path == "index/b-1/shard-00003.faiss"
     assert store.size(shard.table.path) == shard.table.size_bytes
-    assert shard.may_hold(5)
-    assert not shard.may_hold(10)
 
 
 def test_a_shard_without_rows_is_written_too(store):
     shard = write_shard(store, np.array([], dtype=np.int64))
     assert (shard.rows, shard.first_id, shard.last_id) == (0, -1, -1)
-    assert not shard.may_hold(-1)
 
 
 def test_a_side_table_comes_back_mapped_and_does_not_depend_on_its_chunks(store):
@@ -103,6 +100,12 @@ def test_shards_of_one_number_are_refused(store):
     shard = write_shard(store, np.array([4, 7, 9]))
     with pytest.raises(ValueError, match=re.escape("must differ, got [3, 3]")):
         write_manifest(store, "index/b-1", IndexManifest("b", 16, 6, {}, (shard, shard)))
+
+
+def test_shards_whose_ids_overlap_are_refused(store):
+    shards = (write_shard(store, np.array([4, 9])), write_shard(store, np.array([9, 12]), shard=5))
+    with pytest.raises(ValueError, match="apart from each other, got 9 before 9"):
+        write_manifest(store, "index/b-1", IndexManifest("b", 16, 4, {}, shards))
 
 
 def test_side_tables_of_another_form_are_refused(store):

@@ -40,6 +40,39 @@ def test_more_hits_than_rows_gives_every_row_once(index):
     assert sorted(hit.image_id for hit in hits) == list(range(60))
 
 
+@pytest.mark.parametrize("num_shards", [1, 3, 8])
+def test_copies_in_every_shard_come_by_ascending_id_in_batches_and_alone(tmp_path, num_shards):
+    vectors = random_units(200)
+    vectors[30:190:2] = vectors[30]
+    index = publish_synthetic(tmp_path / "run", vectors, num_shards)
+    group = ShardGroup(index.run.store, index.manifest)
+    queries = np.concatenate([vectors[30:31], random_units(7, seed=4)])
+    together = group.search(queries, 50)
+    assert [hit.image_id for hit in together[0]] == list(range(30, 130, 2))
+    assert [group.search(query[None], 50)[0] for query in queries] == together
+
+
+def test_any_number_of_hits_may_be_asked_for(index):
+    group = ShardGroup(index.run.store, index.manifest)
+    assert group.search(index.vectors[:1], 10**12) == group.search(index.vectors[:1], 60)
+    with pytest.raises(ValueError, match="k must be ≥ 1, got 0"):
+        ShardGroup(index.run.store, index.manifest, []).search(index.vectors[:1], 0)
+
+
+def test_an_id_is_looked_for_in_the_one_shard_whose_range_holds_it(index, monkeypatch):
+    group, asked = ShardGroup(index.run.store, index.manifest), []
+    for number, shard in enumerate(group._shards):
+        monkeypatch.setattr(
+            shard, "position", lambda i, n=number, find=shard.position: asked.append(n) or find(i)
+        )
+    assert [group.vector(image_id) is None for image_id in (-1, 0, 14, 15, 59, 60)] == [
+        True, False, False, False, False, True,
+    ]  # fmt: skip
+    assert asked == [0, 0, 1, 3, 3]
+    asked.clear()
+    assert len(group.search(index.vectors[:1], 9)[0]) == len(asked) == 9
+
+
 def test_merge_hits_breaks_ties_by_id():
     near, far = [Hit(9, "i", 0.5), Hit(3, "c", 0.2)], [Hit(4, "d", 0.5)]
     assert [hit.image_id for hit in merge_hits([near, far], 2)] == [4, 9]

@@ -377,3 +377,10 @@ def test_the_api_describes_itself():
         assert {"200", "400", "401", "413", "422", "429", "503"} <= set(post["responses"])
 
     with_server(check)
+
+
+def test_the_owner_of_an_image_is_found_by_its_range_of_ids():
+    version = ServedVersion(1, (3, 2), ((2, 4, 1), (8, 9, 0)))
+    assert [version.group_of(image_id) for image_id in (1, 2, 4, 5, 8, 9, 10)] == [
+        None, 1, 1, None, 0, 0, None,
+    ]  # fmt: skip
