@@ -33,6 +33,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 AVIF_BRANDS = (b"avif", b"avis")
 HEAD_BYTES = 64  # as many as tell one format from another
+QUOTED = re.compile(r"""b?(['"]).*?\1""", re.DOTALL)  # bytes of the file: a reason is shown to others
 # What decoders say of a sound file that asks for something they do not do.
 UNSUPPORTED = re.compile(r"unsupported|not supported|not implemented|unknown pixel mode", re.IGNORECASE)
 
@@ -57,7 +58,7 @@ def open_image_file(data: bytes) -> ImageFile.ImageFile:
 def rejection_of(data: bytes, error: Exception) -> ImageRejected:
     """What to say about a file whose decoder raised `error`."""
     file_format = _format_of(data)
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(QUOTED.sub("…", str(error)).split()) or type(error).__name__
     reason = f"{file_format.name}: {said}"
     if UNSUPPORTED.search(said):
         return ImageRejected("unsupported", reason)
@@ -98,7 +99,7 @@ def _format_of(data: bytes) -> FileFormat:
     for file_format in FORMATS:
         if file_format.matches(data[:HEAD_BYTES]):
             return file_format
-    raise ImageRejected("unsupported", f"its first bytes {data[:8].hex(' ')} are of no format read here")
+    raise ImageRejected("unsupported", "its first bytes are of no format read here")
 
 
 class _JpegFile(JpegImagePlugin.JpegImageFile):

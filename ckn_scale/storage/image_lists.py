@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ckn_scale.errors import InputError
 from ckn_scale.storage.filesystems import normalise_url
-from ckn_scale.storage.image_refs import extension
+from ckn_scale.storage.image_refs import BrokenContainer, extension
 from ckn_scale.storage.input_files import InputFile
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
@@ -77,15 +77,28 @@ def _read_csv(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
 
 def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
     with file.open() as handle:
-        try:
-            table = pq.ParquetFile(handle, pre_buffer=False)
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{file.url} is not a Parquet file: {error}") from error
+        table = open_table(file, handle)
         texts = [field.name for field in table.schema_arrow if _is_text(field.type)]
         column = _uri_column(texts, file.url)
         check_kept(keep, table.schema_arrow.names, file.url)
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column, *keep], use_threads=False):
             yield from _parquet_rows(batch.to_pylist(), column, keep, file.url)
+
+
+def open_table(file: InputFile, handle: Any) -> Any:
+    """The Parquet file in an open handle; BrokenContainer when it is none."""
+    try:
+        return call_with_retries(lambda: pq.ParquetFile(handle, pre_buffer=False), RetryPolicy(), file.url)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise_if_broken(file, error)
+        raise
+
+
+def raise_if_broken(file: InputFile, error: Exception) -> None:
+    """BrokenContainer for Arrow's errors about bytes, of which some are plain OSErrors; a store's pass."""
+    if isinstance(error, pa.ArrowInvalid) or (type(error) is OSError and error.errno is None):
+        said = " ".join(str(error).split())[:200]
+        raise BrokenContainer(f"{file.url} is not a whole Parquet file: {said}") from error
 
 
 def _parquet_rows(

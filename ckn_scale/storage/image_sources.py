@@ -24,7 +24,8 @@ from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 __all__ = ["IMAGE_EXTENSIONS", "ImageRef", "image_exists", "list_images", "read_image"]
 
-_CONTAINER = re.compile(r"(?P<file>.+\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE)
+# The first `.tar#` ends the container's name: what a member is called never leads to another file.
+_CONTAINER = re.compile(r"(?P<file>.+?\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE | re.DOTALL)
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _READ_RETRY = RetryPolicy(attempts=6)
 _TARS_AHEAD = 8

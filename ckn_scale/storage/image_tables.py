@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ckn_scale.errors import ImageRejected
-from ckn_scale.storage.image_lists import check_kept, resolve
-from ckn_scale.storage.image_refs import BrokenContainer, ImageRef
+from ckn_scale.storage.image_lists import check_kept, open_table, raise_if_broken
+from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.input_files import InputFile
-from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 BYTES_COLUMNS = ("jpg", "jpeg", "png", "webp", "image", "img", "image_bytes", "bytes", "content", "data")
+_NOT_RELATIVE = re.compile(r"^[A-Za-z][\w+.-]*:|://|::|[\\\0]")  # a scheme, a drive, a chain of stores
 _ROWS_AT_ONCE = 8192
 _BYTES_KEPT = 256 << 20  # of decoded row groups; the last one stays whatever its size
 _groups: OrderedDict[tuple[str, int], tuple[int, pa.ChunkedArray]] = (
@@ -28,13 +28,13 @@ _lock = threading.Lock()  # held while a group is read: the threads beside want 
 def has_image_bytes(file: InputFile) -> bool:
     """Whether the table has a column of image bytes; InputError when it is not Parquet."""
     with file.open() as handle:
-        return _image_column(_open_table(file, handle).schema_arrow) is not None
+        return _image_column(open_table(file, handle).schema_arrow) is not None
 
 
 def list_rows(file: InputFile, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
     """Every row as `file#00000012`: padded, so that the order of URIs is the order of rows."""
     with file.open() as handle:
-        table = _open_table(file, handle)
+        table = open_table(file, handle)
         check_kept(keep, table.schema_arrow.names, file.url)
         if not keep:
             for row in range(table.metadata.num_rows):
@@ -55,11 +55,24 @@ def read_row(file: InputFile, member: str) -> bytes:
     value = images[int(member) - first].as_py()
     if isinstance(value, dict):
         if value.get("bytes") is None and value.get("path"):
-            return InputFile(resolve(value["path"], file.url)).read()
+            return _read_beside(file, int(member), value["path"])
         value = value.get("bytes")
     if not value:
         raise ImageRejected("empty", f"row {int(member)} of {file.url} has no bytes")
     return value
+
+
+def _read_beside(file: InputFile, row: int, path: str) -> bytes:
+    """The file that a row names instead of bytes. Who made the table has no say over files outside of its
+    folder, so the path is relative and goes down only; it is not repeated in the reason."""
+    parts = path.split("/")
+    if path.startswith(("/", "~")) or ".." in parts or _NOT_RELATIVE.search(path):
+        raise ImageRejected(
+            "unsupported",
+            f"row {row} of {file.url} names a file by a path that is not relative to the table's folder: "
+            "put it there, or name it in a list",
+        )
+    return InputFile(f"{file.url.rpartition('/')[0]}/{path}").read()
 
 
 def _row_group(file: InputFile, row: int) -> tuple[int, pa.ChunkedArray]:
@@ -78,12 +91,16 @@ def _row_group(file: InputFile, row: int) -> tuple[int, pa.ChunkedArray]:
 def _read_group(file: InputFile, row: int) -> tuple[int, int, pa.ChunkedArray]:
     """(number, first row, images) of a row group, from the file."""
     with file.open() as handle:
-        table = _open_table(file, handle)
+        table = open_table(file, handle)
         number, first = _find_group(table, row, file.url)
         column = _image_column(table.schema_arrow)
         if column is None:
             raise ImageRejected("missing", f"{file.url} has no column of image bytes")
-        images = table.read_row_group(number, columns=[column], use_threads=False).column(column)
+        try:
+            images = table.read_row_group(number, columns=[column], use_threads=False).column(column)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise_if_broken(file, error)
+            raise
     return number, first, images
 
 
@@ -115,10 +132,3 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _row_uri(file: InputFile, row: int) -> str:
     return f"{file.url}#{row:08d}"
-
-
-def _open_table(file: InputFile, handle: Any) -> Any:
-    try:
-        return call_with_retries(lambda: pq.ParquetFile(handle, pre_buffer=False), RetryPolicy(), file.url)
-    except pa.ArrowInvalid as error:
-        raise BrokenContainer(f"{file.url} is not a Parquet file: {error}") from error

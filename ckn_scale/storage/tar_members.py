@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -16,12 +15,19 @@ from ckn_scale.storage.filesystems import is_local_url
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
 from ckn_scale.storage.input_files import InputFile, stat_input
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+from ckn_scale.storage.tar_headers import (
+    HEADER_BYTES,
+    BrokenTar,
+    TarMember,
+    parse_name_and_size,
+    scan_members,
+)
 
-HEADER_BYTES = 512
 _LOCAL_BLOCK_BYTES = 1 << 15
 _REMOTE_BLOCK_BYTES = 1 << 22  # a request costs as long as a few megabytes
+_COLUMN_BYTES = 16 << 20  # of a .json or .txt with kept columns
 _INDEXES_KEPT = 64
-_indexes: OrderedDict[str, dict[str, tuple[int, int]]] = OrderedDict()  # file → member → (start, length)
+_indexes: OrderedDict[str, dict[str, TarMember]] = OrderedDict()  # file → name → member
 _lock = threading.Lock()  # held while a tar is scanned: the threads beside want the same one
 
 
@@ -48,10 +54,14 @@ def read_member(file: InputFile, name: str, etag: str = "") -> bytes:
     if listed is not None and (data := _read_span(file, name, listed)) is not None:
         return data
     for scan in (_index, _scan_again):
-        span = scan(file).get(name)
-        if span is not None and (data := _read_span(file, name, span)) is not None:
+        member = scan(file).get(name)
+        if member is not None and member.is_sparse:
+            raise ImageRejected("unsupported", f"{file.url} holds {name} as a sparse file: pack it without")
+        if member is not None and (data := _read_span(file, name, member.span)) is not None:
             return data
-    raise ImageRejected("missing", f"{file.url} has no member {name}")
+    if member is None:
+        raise ImageRejected("missing", f"{file.url} has no member {name}")
+    return file.read_range(*member.span)  # its size stands in a pax header: the one before it has another
 
 
 def _read_span(file: InputFile, name: str, span: tuple[int, int]) -> bytes | None:
@@ -61,59 +71,44 @@ def _read_span(file: InputFile, name: str, span: tuple[int, int]) -> bytes | Non
     return data[HEADER_BYTES:] if _is_member(data, name, length) else None
 
 
-class _BlockReader(io.RawIOBase):
-    """A file to seek in that fetches blocks: neighbouring headers of small members come in one request."""
+class _BlockReader:
+    """Fetches a file in blocks: neighbouring headers of small members come in one request."""
 
-    def __init__(self, file: InputFile, size_bytes: int) -> None:
+    def __init__(self, file: InputFile) -> None:
         self.file = file
-        self.size_bytes = size_bytes
         self.block_bytes = _LOCAL_BLOCK_BYTES if is_local_url(file.url) else _REMOTE_BLOCK_BYTES
-        self.position = 0
         self._start, self._block = 0, b""
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size_bytes}[whence]
-        self.position = base + offset
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, length: int = -1) -> bytes:
-        end = self.size_bytes if length < 0 else min(self.position + length, self.size_bytes)
-        if end <= self.position:
+    def read_at(self, start: int, length: int) -> bytes:
+        """Fewer bytes at the end of the file."""
+        end = min(start + length, self.file.size_bytes)
+        if end <= start:
             return b""
-        if not (self._start <= self.position and end <= self._start + len(self._block)):
-            self._fetch(self.position, max(self.block_bytes, end - self.position))
-        data = self._block[self.position - self._start : end - self._start]
-        self.position += len(data)
-        return data
+        if not (self._start <= start and end <= self._start + len(self._block)):
+            self._fetch(start, max(self.block_bytes, end - start))
+        return self._block[start - self._start : end - self._start]
 
     def _fetch(self, start: int, length: int) -> None:
-        length = min(length, self.size_bytes - start)
+        length = min(length, self.file.size_bytes - start)
         call = lambda: self.file.read_range(start, length)  # noqa: E731
         self._start, self._block = start, call_with_retries(call, RetryPolicy(), self.file.url)
 
 
-def _scan(file: InputFile) -> Iterator[tuple[tarfile.TarInfo, _BlockReader]]:
+def _scan(file: InputFile) -> Iterator[tuple[TarMember, _BlockReader]]:
     """Every regular member, and the reader to get its bytes from."""
     if file.size_bytes < 0:
         file = _with_size(file)
-    reader = _BlockReader(file, file.size_bytes)
+    reader = _BlockReader(file)
     try:
-        with tarfile.open(fileobj=reader, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # the archive would keep them all
-                if member.isreg():
-                    yield member, reader
-    except tarfile.TarError as error:
+        for member in scan_members(reader.read_at, file.size_bytes):
+            yield replace(member, name=_in_utf8(member.name)), reader
+    except BrokenTar as error:
         raise BrokenContainer(f"{file.url} is not a whole tar file: {error}") from error
+
+
+def _in_utf8(name: str) -> str:
+    """A name whose bytes are no UTF-8 with those bytes escaped: the plan holds text."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _with_size(file: InputFile) -> InputFile:
@@ -123,7 +118,7 @@ def _with_size(file: InputFile) -> InputFile:
     return entry
 
 
-def _group_by_key(file: InputFile) -> Iterator[list[tuple[tarfile.TarInfo, _BlockReader]]]:
+def _group_by_key(file: InputFile) -> Iterator[list[tuple[TarMember, _BlockReader]]]:
     """Neighbouring members that share their name up to the first dot, as WebDataset has it."""
     for _, members in groupby(_scan(file), key=lambda item: _key(item[0].name)):
         yield list(members)
@@ -134,9 +129,11 @@ def _key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
-def _to_ref(file: InputFile, member: tarfile.TarInfo, columns: dict[str, Any] | None) -> ImageRef:
-    etag = f"{member.offset_data}+{member.size}@{file.etag}"
-    return ImageRef(f"{file.url}#{member.name}", member.size, etag, columns)
+def _to_ref(file: InputFile, member: TarMember, columns: dict[str, Any] | None) -> ImageRef:
+    uri = f"{file.url}#{member.name}"
+    if member.is_sparse:
+        return ImageRef(uri, etag=f"sparse@{file.etag}", columns=columns)
+    return ImageRef(uri, member.size, f"{member.start}+{member.size}@{file.etag}", columns)
 
 
 def _span_of(etag: str) -> tuple[int, int] | None:
@@ -148,41 +145,44 @@ def _is_member(data: bytes, name: str, length: int) -> bool:
     """Whether `data` is a header and the whole payload of the member that was listed."""
     if len(data) != HEADER_BYTES + length:
         return False
-    try:
-        header = tarfile.TarInfo.frombuf(data[:HEADER_BYTES], "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
+    header = parse_name_and_size(data[:HEADER_BYTES])
+    if header is None:
         return False
+    found = _in_utf8(header[0])
     # A long name stands in an extra header before this one, which has its beginning; others are ASCII.
-    same = header.name == name or (len(name) > len(header.name) > 80 and name.startswith(header.name))
-    return header.size == length and (same or not name.isascii())
+    same = found == name or (len(name) > len(found) > 80 and name.startswith(found))
+    return header[1] == length and (same or not name.isascii())
 
 
-def _index(file: InputFile) -> dict[str, tuple[int, int]]:
+def _index(file: InputFile) -> dict[str, TarMember]:
     """Where each member is, from one scan per process; the indexes used last are kept."""
     with _lock:
         if file.url in _indexes:
             _indexes.move_to_end(file.url)
             return _indexes[file.url]
-        _indexes[file.url] = {member.name: (member.offset_data, member.size) for member, _ in _scan(file)}
+        _indexes[file.url] = {member.name: member for member, _ in _scan(file)}
         while len(_indexes) > _INDEXES_KEPT:
             _indexes.popitem(last=False)
         return _indexes[file.url]
 
 
-def _scan_again(file: InputFile) -> dict[str, tuple[int, int]]:
+def _scan_again(file: InputFile) -> dict[str, TarMember]:
     """For a tar that was replaced since it was scanned."""
     with _lock:
         _indexes.pop(file.url, None)
     return _index(file)
 
 
-def _read_columns(reader: _BlockReader, member: tarfile.TarInfo) -> dict[str, Any]:
-    reader.seek(member.offset_data)
-    text = reader.read(member.size).decode("utf-8", errors="replace")
+def _read_columns(reader: _BlockReader, member: TarMember) -> dict[str, Any]:
+    if member.size > _COLUMN_BYTES:
+        raise InputError(
+            f"{reader.file.url}#{member.name} has {member.size} bytes: too many to keep columns of"
+        )
+    text = reader.read_at(*member.span).decode("utf-8", errors="replace")
     if extension(member.name) == "txt":
         return {"txt": text.strip()}
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

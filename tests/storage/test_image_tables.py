@@ -87,3 +87,45 @@ def test_row_groups_are_read_once_and_kept_bounded(tmp_path, monkeypatch):
     for row in range(8):
         assert read_image(f"{path}#{row:08d}") == BYTES[row]
         assert len(image_tables._groups) == 1
+
+
+OUTSIDE = {
+    "absolute": "{secret}",
+    "file scheme": "file://{secret}",
+    "short file scheme": "file:{secret}",
+    "up": "../secret/key.jpg",
+    "up in the middle": "images/../../secret/key.jpg",
+    "home": "~/key.jpg",
+    "http": "http://127.0.0.1:9/key.jpg",
+    "other store": "s3://bucket/key.jpg",
+    "chained": "zip://key.jpg::{secret}",
+    "drive": "C:\\key.jpg",
+    "nul": "x\0.jpg",
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_path_in_a_table_stays_below_its_folder(tmp_path, name):
+    secret = tmp_path / "secret" / "key.jpg"
+    secret.parent.mkdir()
+    secret.write_bytes(b"root:x:0")
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "tables" / "0.parquet"
+    rows = pa.array([{"bytes": None, "path": OUTSIDE[name].format(secret=secret)}], HUGGING_FACE)
+    path.write_bytes(parquet_bytes(pa.table({"image": rows})))
+    with pytest.raises(ImageRejected) as caught:
+        read_image(f"{path}#00000000")
+    assert caught.value.state == "unsupported"
+    assert "row 0 of" in caught.value.reason
+    assert "key" not in caught.value.reason
+
+
+def test_damaged_page_is_a_corrupt_row(tmp_path):
+    """Arrow tells of it by a plain OSError, which is not the store's."""
+    path = tmp_path / "0.parquet"
+    data = bytearray(parquet_bytes(pa.table({"jpg": [b"x" * 3000 + b"%d" % i for i in range(40)]}), 40))
+    data[8:200] = b"\xff" * 192
+    path.write_bytes(data)
+    with pytest.raises(ImageRejected) as caught:
+        read_image(f"{path}#00000000")
+    assert caught.value.state == "corrupt"

@@ -14,7 +14,7 @@ from image_corpus import encode, exif_block, make_photo, png_header
 from PIL import Image, ImageOps
 
 from ckn_scale.core import image_files
-from ckn_scale.core.image_files import read_exif_orientation
+from ckn_scale.core.image_files import PNG_SIGNATURE, read_exif_orientation
 from ckn_scale.core.images import (
     composite_over_white,
     decode_image,
@@ -343,3 +343,18 @@ def test_random_damage_never_crashes() -> None:
         for position in rng.integers(0, len(data), 1 + k % 7):
             data[position] = rng.integers(0, 256)
         assert outcome(bytes(data)) in ("decoded", "corrupt", "truncated", "unsupported", "too_large")
+
+
+def test_reasons_hold_no_bytes_of_the_file() -> None:
+    """A reason is shown to others, and a list may name any file."""
+    chunk = b"\0\0\0\x04" + b"SECR" + b"ETET" + b"\0\0\0\0"
+    for data in (
+        b"root:SECRET:0:0",
+        PNG_SIGNATURE + chunk,
+        b"\xff\xd8SECRET",
+        b"GIF89aSECRET",
+        b"II*\0SECRET",
+    ):
+        reason = rejection(data).reason
+        assert "SECR" not in reason
+        assert b"SECR".hex(" ") not in reason
