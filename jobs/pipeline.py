@@ -24,7 +24,8 @@ from ckn_scale.steps.plan import plan_images
 def run_pipeline(arguments: argparse.Namespace) -> None:
     settings = load_settings(arguments.preset, arguments.config, arguments.override)
     resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
-    run = plan_images(arguments.run, settings, arguments.images)  # list the images once, freeze the list
+    # list the images once, freeze the list
+    run = plan_images(arguments.run, settings, arguments.images, append=arguments.append)
     with open_driver(run, resources, log_progress) as driver:  # actors, each pinned to its GPU
         sample(driver, settings)  # images drawn by hash → patches
         train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
@@ -51,6 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--set", dest="override", action="append", default=[], metavar="key.path=value")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus-per-worker", type=float)
+    parser.add_argument("--append", action="store_true", help="add what IMAGES has beyond the run's plan")
     parser.add_argument("--accept", action="store_true", help="publish below the target, on record")
     return parser.parse_args()
 
@@ -60,4 +62,5 @@ if __name__ == "__main__":
     try:
         run_pipeline(parse_arguments())
     except CknScaleError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -19,7 +19,12 @@ Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=valu
 Workers = Annotated[int, typer.Option(min=0, help="Processes or Ray actors; 0: this process itself.")]
 Ray = Annotated[str | None, typer.Option(help="local: a Ray of its own; auto: the cluster this runs in.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A column of the list that hits carry; may repeat.")]
-Append = Annotated[bool, typer.Option("--append", help="Add what IMAGES has beyond the run's plan.")]
+Append = Annotated[
+    bool,
+    typer.Option(
+        "--append", help="Add what IMAGES has beyond the run's plan; without it IMAGES must be the run's own."
+    ),
+]
 Models = Annotated[
     str | None,
     typer.Option(help="A run, or its models/000001.json, to take the models of."),

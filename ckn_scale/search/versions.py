@@ -28,11 +28,11 @@ def latest_version_number(run: RunFolder) -> int:
 def open_version(run: RunFolder, version: int | None = None) -> PublishedVersion:
     """A published version and its manifest, checked; the current one unless a number is given."""
     number = latest_version_number(run) if version is None else version
-    records = {int(found): body for found, body in run.versions.all()}
-    if number not in records:
-        known = ", ".join(map(str, sorted(records))) or "none"
-        raise InputError(f"{run.url} has no version {number}; published are: {known}")
-    record = records[number]
+    try:
+        record = run.versions.read(number)
+    except FileNotFoundError:
+        known = ", ".join(str(found) for found, _ in run.versions.all()) or "none"
+        raise InputError(f"{run.url} has no version {number}; published are: {known}") from None
     manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
     return PublishedVersion(number, manifest, record)
 

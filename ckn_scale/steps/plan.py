@@ -1,12 +1,14 @@
 """Plan: list the images once, freeze the list, give ids, cut it into shards, draw the sample.
 
-A plan segment is a numbered record; new images later are the next segment. Ids are dense and in
-sorted-URI order within a segment. The sample is the k smallest hashes of URIs: the same images for
+A plan segment is a numbered record; new images later are the next segment. Whoever loses the race for
+a number looks again at what is new against the plan that now stands. Ids are dense and in sorted-URI
+order within a segment. The sample is the k smallest hashes of URIs: the same images for
 any sharding, order and worker count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import logging
@@ -15,13 +17,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from ckn_scale.config import Settings
-from ckn_scale.errors import InputError
+from ckn_scale.errors import DataDamaged, InputError, RunMismatch, TransientStoreError, WorkFailed
 from ckn_scale.schemas import PLANNED_IMAGES
+from ckn_scale.steps.failpoints import reach
+from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.image_sources import ImageRef, list_images
+from ckn_scale.storage.input_files import is_glob, stat_input
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder, is_run
 from ckn_scale.storage.shards import DataFile, read_table, write_table
@@ -31,6 +35,9 @@ log = logging.getLogger(__name__)
 
 STAGE, SAMPLE_STAGE = "images", "samples/images"
 SHARDS_PER_FILE = 256
+MAX_RACES = 20  # lost one after the other: something else is wrong then
+SOURCES_SHOWN = 3
+_FRESH_START = "or if the first list was wrong, use another run folder or remove this one"
 SHARDS_OF_A_SMALL_SET, IMAGES_OF_A_SMALL_SHARD = 64, 4
 
 Source: TypeAlias = "str | Sequence[str]"
@@ -55,6 +62,8 @@ class Segment:
     images_per_shard: int
     files: tuple[DataFile, ...]
     sample: DataFile
+    source: dict[str, Any]
+    replaced: tuple[int, ...]  # ids of earlier segments whose content changed
 
     @property
     def num_shards(self) -> int:
@@ -70,6 +79,8 @@ class Segment:
             images_per_shard=body["images_per_shard"],
             files=tuple(DataFile(**file) for file in body["files"]),
             sample=DataFile(**body["sample"]),
+            source=body["source"],
+            replaced=tuple(body["replaced"]),
         )
 
 
@@ -78,18 +89,64 @@ def plan_images(
 ) -> RunFolder:
     """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
 
-    With `append` what `source` has beyond the plan becomes the next segment. Bad input is refused
-    before anything is written: a source is listed, and found to hold at least one image, before the
-    run folder is made.
+    With `append` what `source` has beyond the plan becomes the next segment; without it another source
+    than the run's own is refused. Bad input is refused before anything is written: a source is listed,
+    and found to hold at least one image, before the run folder is made.
     """
     refs = None if is_run(run_url) else list_sorted(source, keep)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
-    segments = read_segments(run)
-    if not segments:
-        _write_segment(run, settings, [], refs or list_sorted(source, keep), source)
-    elif append:
-        append_segment(run, settings, segments, list_sorted(source, keep), source)
-    return run
+    for _ in range(MAX_RACES):
+        segments = read_segments(run)
+        if segments and not append:
+            _require_same_source(run, segments, source)
+            return run
+        if _add_segment(run, settings, segments, refs or list_sorted(source, keep), source):
+            return run
+        refs = None  # used up; what is new is looked at again, against the plan that now stands
+        log.warning("%s: another process has just planned images; looking again at what is new", run.url)
+    raise WorkFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
+
+
+def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: Source) -> None:
+    """RunMismatch unless some segment was planned from `source`; a list that was edited since is told."""
+    now = describe_source(source)
+    planned = [segment.source for segment in segments]
+    same = [one for one in planned if one["sha256"] == now["sha256"]]
+    other = _name_source(now)
+    if not same:
+        known = "; ".join(dict.fromkeys(map(_name_source, planned[:SOURCES_SHOWN])))
+        raise RunMismatch(
+            f"{run.url} was planned from {known}, not from {other}: `--append` adds what {other} has to it; "
+            f"to index that alone, {_FRESH_START}"
+        )
+    if now["file"] and now["file"] not in {one["file"] for one in same}:
+        log.warning(
+            "%s changed after %s was planned from it, and the plan is frozen: `--append` adds what is new; "
+            "to leave out what is gone, %s",
+            *(other, run.url, _FRESH_START),
+        )
+
+
+def describe_source(source: Source) -> dict[str, Any]:
+    """What a plan keeps of its source; `sha256` is equal for relative and absolute paths, in any order."""
+    urls = sorted({normalise_url(url) for url in ([source] if isinstance(source, str) else source)})
+    digest = hashlib.sha256("\n".join(urls).encode("utf-8", "surrogateescape")).hexdigest()
+    file = _stat_file(urls[0]) if len(urls) == 1 else ""
+    return {"urls": urls[:SOURCES_SHOWN], "count": len(urls), "sha256": digest, "file": file}
+
+
+def _stat_file(url: str) -> str:
+    """Size and etag of a list, tar or table; empty for a folder, a glob, or what cannot be looked at."""
+    with contextlib.suppress(OSError, InputError, TransientStoreError):
+        found = None if is_glob(url) else stat_input(url)
+        if found is not None and not found.is_folder:
+            return f"{found.size_bytes} {found.etag}"
+    return ""
+
+
+def _name_source(source: dict[str, Any]) -> str:
+    more = source["count"] - len(source["urls"])
+    return ", ".join(source["urls"]) + (f" and {more} more" if more > 0 else "")
 
 
 def list_sorted(source: Source, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
@@ -101,17 +158,20 @@ def list_sorted(source: Source, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
     return chain([first], refs)
 
 
-def append_segment(
+def _add_segment(
     run: RunFolder, settings: Settings, segments: Sequence[Segment], refs: Iterator[ImageRef], source: Source
-) -> None:
-    """A segment of the images that are new or changed; a changed one replaces the old at the next build."""
+) -> bool:
+    """A segment of the images that are new or changed; a changed one replaces the old at the next build.
+
+    False when another process was first with the next segment.
+    """
     replaced: list[int] = []
     fresh = select_new(refs, iter_planned(run, segments), replaced)
     first = next(fresh, None)
     if first is None:
         log.info("%s: nothing new in %s", run.url, source)
-        return
-    _write_segment(run, settings, segments, chain([first], fresh), source, replaced)
+        return True
+    return _write_segment(run, settings, segments, chain([first], fresh), source, replaced)
 
 
 def select_new(
@@ -143,13 +203,23 @@ def iter_planned(run: RunFolder, segments: Sequence[Segment]) -> Iterator[Planne
     return heapq.merge(*streams, key=lambda image: (image.uri, image.image_id))
 
 
-def read_replaced(run: RunFolder) -> np.ndarray:
-    """Sorted ids of images that a later segment has with other content."""
-    ids = [image_id for _, body in run.plan.all() for image_id in body.get("replaced", [])]
-    return np.unique(np.array(ids, np.int64))
-
-
 def read_segments(run: RunFolder) -> list[Segment]:
+    """The plan, in order. DataDamaged when a record is damaged or gone: its ids would be given twice."""
+    last = max(run.plan.numbers(), default=0)
+    segments = read_whole_segments(run)
+    broken = set(range(1, last + 1)) - {segment.number for segment in segments}
+    if not broken:
+        return segments
+    gone = f"{run.store.address(run.plan.path(min(broken)))} is gone"
+    what = run.plan.find_damaged().get(min(broken), gone)
+    raise DataDamaged(
+        f"{what}; the images it planned and their ids are unknown without it, so nothing can be added or "
+        f"built: put a copy of it back, or use another run folder (`--models {run.url}` spares learning)"
+    )
+
+
+def read_whole_segments(run: RunFolder) -> list[Segment]:
+    """Of a plan with damaged records those that are whole: to look at, not to build on."""
     return [Segment.from_record(number, body) for number, body in run.plan.all()]
 
 
@@ -184,6 +254,8 @@ class PlanReader:
 
     def read_table(self, shard_id: int) -> pa.Table:
         """The same rows with the user's kept columns."""
+        if shard_id >= count_shards(self.segments):
+            self.segments = require_segments(self.run)  # another process has appended since
         segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
         position = shard_id - segment.first_shard
         table = self._read_file(segment.files[position // SHARDS_PER_FILE])
@@ -212,7 +284,8 @@ def _write_segment(
     refs: Iterable[ImageRef],
     source: Source,
     replaced: Sequence[int] = (),
-) -> None:
+) -> bool:
+    """Freeze a list of images as the next segment; False when another process was first."""
     number, attempt = len(before) + 1, new_attempt()
     first_id = before[-1].first_id + before[-1].num_images if before else 0
     draw = _SampleDraw(settings.sample.seed, settings.sample.num_images)
@@ -228,7 +301,7 @@ def _write_segment(
     sample = write_table(run, SAMPLE_STAGE, number, attempt, draw.table())
     body = {
         "attempt": attempt,
-        "source": source if isinstance(source, str) else list(source)[:100],
+        "source": describe_source(source),
         "first_id": first_id,
         "num_images": next_id - first_id,
         "first_shard": before[-1].first_shard + before[-1].num_shards if before else 0,
@@ -237,8 +310,10 @@ def _write_segment(
         "sample": vars(sample),
         "replaced": list(replaced),
     }
-    created = run.plan.create(number, body)
-    log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if created.won else "lost")
+    reach("data_written", "plan", number)
+    won = run.plan.create(number, body).won
+    log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if won else "lost")
+    return won
 
 
 class _SampleDraw:

@@ -9,20 +9,29 @@ from typing import Any
 import pyarrow.compute as pc
 
 from ckn_scale.config import parse_settings
+from ckn_scale.errors import DataDamaged
 from ckn_scale.steps.base import Step
 from ckn_scale.steps.build_index import BuildIndex, name_build
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.pipeline import list_learning
-from ckn_scale.steps.plan import PlanReader, read_segments
+from ckn_scale.steps.plan import PlanReader, read_segments, read_whole_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
-    """The form that `ckn-scale status --json` prints; scripts rely on `steps` and `images`."""
-    segments = read_segments(run)
-    steps = [] if not segments else [_summarise_step(step) for step in _known_steps(run)]
+    """The form that `ckn-scale status --json` prints; scripts rely on `steps` and `images`.
+
+    With a damaged plan nobody knows how many shards there are: no steps then, and `damaged` says why.
+    """
+    damaged = [what for log in (run.models, run.versions) for what in log.find_damaged().values()]
+    try:
+        segments = read_segments(run)
+        steps = [_summarise_step(step) for step in _known_steps(run)] if segments else []
+    except DataDamaged as damage:
+        segments, steps = read_whole_segments(run), []
+        damaged.append(str(damage))
     encoded = run.commits(EncodeImages.name).committed() if segments else {}
     states: Counter[str] = Counter()
     for commit in encoded.values():
@@ -42,6 +51,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         "estimate": estimates[-1] if estimates else None,
         "version": None if latest is None else latest[0],
         "certificate": None if latest is None else latest[1]["certificate"],
+        "damaged": damaged,
     }
 
 

@@ -1,13 +1,14 @@
 """Numbered records, written once and never altered; the highest valid number is the truth.
 
 A record is a JSON object with the attempt that wrote it and a checksum of itself. One that is
-torn or altered is invalid: readers pass over it, and its number stays used.
+torn or altered is invalid: readers pass over it and say so, and its number stays used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 
 from ckn_scale.errors import DataDamaged
 from ckn_scale.storage.store import Store
+
+log = logging.getLogger(__name__)
 
 READERS = 32  # parallel reads of records: enough to hide the latency of an object store
 _NAME = re.compile(r"(\d{6,})\.json")
@@ -69,14 +72,6 @@ def read_record(store: Store, path: str) -> dict[str, Any]:
     return decode_record(store.read(path), store.address(path))
 
 
-def read_valid_record(store: Store, path: str) -> dict[str, Any] | None:
-    """The record, or None when it is invalid or not there."""
-    try:
-        return read_record(store, path)
-    except (DataDamaged, FileNotFoundError):
-        return None
-
-
 def map_in_threads(call: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
     """`call` of each item, in order, by at most READERS threads."""
     items = list(items)
@@ -92,9 +87,14 @@ class RecordLog:
     def __init__(self, store: Store, prefix: str) -> None:
         self.store = store
         self.prefix = prefix
+        self._told: set[int] = set()  # damaged records that were warned of: a server looks every second
 
     def path(self, number: int) -> str:
         return f"{self.prefix}/{number:06d}.json"
+
+    def read(self, number: int) -> dict[str, Any]:
+        """One record; DataDamaged when it is invalid, FileNotFoundError when there is none."""
+        return read_record(self.store, self.path(number))
 
     def create(self, number: int, body: dict[str, Any]) -> Created:
         """Offer record `number`; DataDamaged when an invalid record holds that number."""
@@ -111,22 +111,51 @@ class RecordLog:
         return number
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
-        """The highest valid record."""
+        """The highest valid record; a warning names those above it that are damaged."""
+        damage: dict[int, str] = {}
+        standing = None
         for number in reversed(self.numbers()):
-            if (body := read_valid_record(self.store, self.path(number))) is not None:
-                return number, body
-        return None
+            body = self._read_or_note(number, damage)
+            if body is not None:
+                standing = number, body
+                break
+        self._warn(
+            damage, f"{self.path(standing[0])} is used instead" if standing else "none before it stands"
+        )
+        return standing
 
     def all(self) -> list[tuple[int, dict[str, Any]]]:
-        """Every valid record, lowest number first."""
+        """Every valid record, lowest number first; a warning names those that are damaged."""
+        damage: dict[int, str] = {}
         numbers = self.numbers()
-        bodies = map_in_threads(lambda number: read_valid_record(self.store, self.path(number)), numbers)
+        bodies = map_in_threads(lambda number: self._read_or_note(number, damage), numbers)
+        self._warn(damage, "it is left out")
         return [(number, body) for number, body in zip(numbers, bodies, strict=True) if body is not None]
+
+    def find_damaged(self) -> dict[int, str]:
+        """What is wrong with each damaged record, by its number."""
+        damage: dict[int, str] = {}
+        map_in_threads(lambda number: self._read_or_note(number, damage), self.numbers())
+        return dict(sorted(damage.items()))
 
     def numbers(self) -> list[int]:
         """The numbers in use, valid or not, ascending."""
         names = [path.rpartition("/")[2] for path in self.store.list(self.prefix, recursive=False)]
         return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+    def _read_or_note(self, number: int, damage: dict[int, str]) -> dict[str, Any] | None:
+        try:
+            return self.read(number)
+        except FileNotFoundError:
+            return None
+        except DataDamaged as error:
+            damage[number] = str(error)
+            return None
+
+    def _warn(self, damage: dict[int, str], instead: str) -> None:
+        for number in sorted(damage.keys() - self._told):
+            log.warning("%s; %s", damage[number], instead)
+        self._told.update(damage)
 
     def _wins(self, number: int, body: dict[str, Any]) -> bool:
         try:

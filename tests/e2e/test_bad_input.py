@@ -54,6 +54,15 @@ def test_run_of_other_settings_is_refused(photos, reference, command_line):
     _assert_refused(result, "vlad.num_words", "16", "8")
 
 
+@pytest.mark.parametrize("verb", ["index", "plan"])
+def test_another_source_than_the_run_was_planned_from_is_refused(
+    photos, reference, command_line, tmp_path, verb
+):
+    (tmp_path / "empty").mkdir()
+    result = command_line(verb, tmp_path / "empty", reference, *tiny_options())
+    _assert_refused(result, f"planned from {photos}", f"{tmp_path}/empty", "--append", "another run folder")
+
+
 def test_port_in_use_is_refused(reference, command_line):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -11,12 +11,14 @@ from photo_runs import (
     digests_of,
     index_here,
     list_records,
+    parse,
     read_commits,
     tiny_options,
 )
 
 from ckn_scale.errors import DataDamaged
 from ckn_scale.search.engine import open_index
+from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
 
@@ -124,3 +126,28 @@ def test_corrupt_plan_is_refused_by_name(run, photos):
     _flip_bit(run / "plan" / "000001.json")
     with pytest.raises(DataDamaged, match=r"plan/000001\.json"):
         index_here(photos, run)
+
+
+def test_corrupt_version_record_is_named_with_what_is_used_instead(run, photos, command_line):
+    opened = RunFolder.open(str(run))
+    opened.versions.append({**opened.versions.latest()[1], "attempt": new_attempt()})
+    _flip_bit(run / "index" / "000002.json")
+    status = command_line("status", run, "--json")
+    found = command_line("search", run, photos / "coffee.jpg", "--json")
+    assert (parse(status)["version"], parse(found)["version"]) == (1, 1)
+    assert "index/000002.json" in parse(status)["damaged"][0]
+    for result in (status, found):
+        assert "index/000002.json" in result.stderr
+        assert "index/000001.json is used instead" in result.stderr
+    with pytest.raises(DataDamaged, match=r"index/000002\.json"):
+        open_index(str(run), version=2)
+
+
+def test_status_of_a_corrupt_plan_says_so(run, command_line):
+    _flip_bit(run / "plan" / "000001.json")
+    status = parse(command_line("status", run, "--json"))
+    assert "plan/000001.json" in status["damaged"][0]
+    assert (status["version"], status["steps"]) == (1, [])
+    publishing = command_line("publish", run, "--workers", "0")
+    assert publishing.returncode == 1
+    assert "plan/000001.json" in publishing.stderr

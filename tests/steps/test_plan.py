@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ckn_scale.config import load_settings
-from ckn_scale.errors import InputError, RunMismatch
+from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.steps import plan
 from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
 from ckn_scale.steps.sample_patches import SamplePatches
 
@@ -88,3 +89,115 @@ def test_plan_images_refuses_other_settings(folder, tmp_path):
     plan_images(str(tmp_path / "run"), settings(), folder)
     with pytest.raises(RunMismatch, match=r"vlad\.seed"):
         plan_images(str(tmp_path / "run"), settings("vlad.seed=9"), folder)
+
+
+def add_images(folder, *names):
+    """Files in `folder`, which is made; the path of it."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(name.encode())
+    return str(folder)
+
+
+def planned_names(run):
+    segments = read_segments(run)
+    reader = PlanReader(run, segments)
+    shards = range(sum(segment.num_shards for segment in segments))
+    images = [image for shard in shards for image in reader.read_shard(shard)]
+    assert [image.image_id for image in images] == list(range(len(images)))
+    return [image.uri.rpartition("/")[2] for image in images]
+
+
+def race(monkeypatch, rival):
+    """Lets `rival` plan in the moment before the next plan record is written, once."""
+    rivals = [rival]
+    monkeypatch.setattr(plan, "reach", lambda *place: rivals.pop()() if rivals else None)
+
+
+def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_plan_that_stands(tmp_path, monkeypatch):
+    first, mine = add_images(tmp_path / "a", "1.jpg"), add_images(tmp_path / "b", "2.jpg", "3.jpg")
+    url = str(tmp_path / "run")
+    plan_images(url, settings(), first)
+    shared = str(tmp_path / "b" / "2.jpg")  # both have it: it is planned once
+    race(monkeypatch, lambda: plan_images(url, settings(), shared, append=True))
+    run = plan_images(url, settings(), mine, append=True)
+    assert planned_names(run) == ["1.jpg", "2.jpg", "3.jpg"]
+    assert [segment.num_images for segment in read_segments(run)] == [1, 1, 1]
+
+
+def test_plan_images_of_the_same_source_at_once_make_one_plan(folder, tmp_path, monkeypatch):
+    url = str(tmp_path / "run")
+    race(monkeypatch, lambda: plan_images(url, settings(), folder))
+    run = plan_images(url, settings(), folder)
+    assert [segment.num_images for segment in read_segments(run)] == [11]
+
+
+def test_first_plan_that_loses_to_another_source_is_refused(folder, tmp_path, monkeypatch):
+    url, other = str(tmp_path / "run"), add_images(tmp_path / "other", "1.jpg")
+    race(monkeypatch, lambda: plan_images(url, settings(), other))
+    with pytest.raises(RunMismatch, match=r"was planned from .*/other, not from .*/images"):
+        plan_images(url, settings(), folder)
+
+
+@pytest.mark.parametrize("other", ["full", "empty", "absent", "list.txt"])
+def test_another_source_is_refused_without_append(folder, tmp_path, other):
+    add_images(tmp_path / "full", "1.jpg")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/full/1.jpg\n")
+    run = plan_images(str(tmp_path / "run"), settings(), folder)
+    with pytest.raises(RunMismatch) as refusal:
+        plan_images(run.url, settings(), str(tmp_path / other))
+    for words in (f"planned from {folder}", str(tmp_path / other), "--append", "another run folder"):
+        assert words in str(refusal.value)
+    assert len(read_segments(run)) == 1
+
+
+def test_the_source_of_any_segment_goes_on_however_it_is_written(folder, tmp_path, monkeypatch):
+    more = add_images(tmp_path / "more", "1.jpg")
+    url = str(tmp_path / "run")
+    plan_images(url, settings(), folder)
+    plan_images(url, settings(), [f"{more}/1.jpg", more], append=True)
+    monkeypatch.chdir(tmp_path)
+    for same in (f"{folder}/", "images", "./images/", [folder], f"file://{folder}", ["more", "more/1.jpg"]):
+        assert len(read_segments(plan_images(url, settings(), same))) == 2
+    with pytest.raises(RunMismatch, match="and 1 more"):
+        plan_images(url, settings(), [f"{number}.jpg" for number in range(4)])
+
+
+def test_a_list_that_was_edited_is_told_and_the_plan_stays(folder, tmp_path, caplog):
+    images = add_images(tmp_path / "b", "1.jpg", "2.jpg")
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{images}/1.jpg\n")
+    url = str(tmp_path / "run")
+    plan_images(url, settings(), str(listed))
+    plan_images(url, settings(), str(listed))
+    assert caplog.records == []
+    listed.write_text(f"{images}/2.jpg\n{images}/1.jpg\n")
+    run = plan_images(url, settings(), str(listed))
+    assert planned_names(run) == ["1.jpg"]
+    assert "list.txt changed after" in caplog.text
+    assert "--append" in caplog.text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("hurt", ["cut", "gone"])
+def test_nothing_is_planned_over_a_damaged_record(folder, tmp_path, number, hurt):
+    url = str(tmp_path / "run")
+    plan_images(url, settings(), folder)
+    for name in ("b", "c"):
+        plan_images(url, settings(), add_images(tmp_path / name, "1.jpg"), append=True)
+    record = tmp_path / "run" / "plan" / f"00000{number}.json"
+    if hurt == "gone":
+        record.unlink()
+    else:
+        record.write_bytes(record.read_bytes()[:100])
+    for append in (True, False):
+        with pytest.raises(DataDamaged, match=rf"plan/00000{number}\.json is (gone|not a whole record)"):
+            plan_images(url, settings(), folder, append=append)
+
+
+def test_plan_reader_finds_what_another_process_appended(folder, tmp_path):
+    run = plan_images(str(tmp_path / "run"), settings(), folder)
+    reader = PlanReader(run, read_segments(run))
+    plan_images(run.url, settings(), add_images(tmp_path / "more", "new.jpg"), append=True)
+    assert [image.uri.rpartition("/")[2] for image in reader.read_shard(3)] == ["new.jpg"]
