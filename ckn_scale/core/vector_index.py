@@ -18,9 +18,7 @@ from ckn_scale.errors import MissingDependency
 if TYPE_CHECKING:
     import faiss
 
-BLAS_FROM_QUERIES = (
-    4  # one matrix product is faster than row by row from here on; FAISS 1.15 waits for 128,000
-)
+BLAS_FROM_QUERIES = 4  # from here on one matrix product is faster than row by row
 LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
 FLOAT32_ROUNDING = 2.0**-24
 SMALLEST = 1e-30  # of an error: a query of zeros is compared too, and processors may take less for zero
@@ -33,7 +31,6 @@ def import_faiss() -> Any:
     except ImportError as error:
         message = "faiss is missing: pip install 'ckn-scale[cpu]' (or [gpu] on a machine with GPUs)"
         raise MissingDependency(message) from error
-    faiss.cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES
     return faiss
 
 
@@ -84,6 +81,8 @@ class VectorIndex:
         return similarity, self.ids[positions]
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
+        import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
         return self._vectors.search(queries, count)
 
     def above(self, query: np.ndarray, level: float) -> np.ndarray:

@@ -104,10 +104,14 @@ def test_search_does_not_depend_on_the_other_queries_or_threads():
         np.testing.assert_array_equal(together[1][row], alone[1][0])
 
 
-def test_a_batch_is_one_matrix_product():
-    index, queries = build_exact(unit_rows(300, dim=1000), np.arange(300)), unit_rows(40, dim=1000, seed=4)
-    alone = np.concatenate([index.nearest(query[None], 300)[0] for query in queries])
+@pytest.mark.parametrize("dim", [64, 1000])
+def test_a_batch_is_one_matrix_product_and_a_single_query_is_not(dim):
+    index, queries = build_exact(unit_rows(300, dim), np.arange(300)), unit_rows(4, dim, seed=4)
     together = index.nearest(queries, 300)[0]
+    faiss.cvar.distance_compute_blas_threshold = 10**9
+    row_by_row = index._vectors.search(queries, 300)[0]
+    alone = np.concatenate([index.nearest(query[None], 300)[0] for query in queries])
+    np.testing.assert_array_equal(alone, row_by_row)
     assert (together != alone).any(), "FAISS went row by row: BLAS rounds otherwise"
     assert np.abs(together - alone).max() < index.error_bound(queries).min()
 
