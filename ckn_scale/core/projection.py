@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ckn_scale.core.principal import (
+    RANK_TOLERANCE,
+    compare_rows,
+    find_principal,
+    fix_signs,
+    largest_eigenpairs,
+    split_columns,
+)
 from ckn_scale.core.specs import ProjectionSpec
 
-# Directions below this share of the largest singular value are rounding (of float32 products), not data.
-_RANK_TOLERANCE = 1e-3
 _BLOCK_ROWS = 16
-_EXACT_SIZE = 3000  # a larger matrix, of which a third or less is wanted, is decomposed iteratively
-_POWERS = 8
 
 
 @dataclass(frozen=True)
@@ -78,59 +82,40 @@ def fit_projection(descriptors: np.ndarray, spec: ProjectionSpec) -> Projection:
     """
     if descriptors.ndim != 2:
         raise ValueError(f"descriptors must be (N, D), got {descriptors.shape}")
+    if descriptors.shape[1] <= len(descriptors):
+        return _scale_directions(*_fit_by_moments(descriptors, spec.dim), spec.whitening)
+    return fit_projection_of_columns(split_columns(descriptors), spec)
+
+
+def fit_projection_of_columns(columns: Sequence[np.ndarray], spec: ProjectionSpec) -> Projection:
+    """The same from blocks of columns (N, d) of few and very long rows, each block read twice."""
+    found = find_principal(columns, *compare_rows(columns), spec.dim)
+    if len(found.singular) == 0:
+        raise ValueError("all rows are equal: there is no direction to project on")
+    return _scale_directions(found.mean, found.directions, found.singular, spec.whitening)
+
+
+def _scale_directions(
+    mean: np.ndarray, directions: np.ndarray, singular: np.ndarray, whitening: float
+) -> Projection:
+    matrix = directions * (singular[: len(directions), None] / singular[0]) ** -whitening
+    return Projection(matrix.astype(np.float32), (matrix @ mean).astype(np.float32))
+
+
+def _fit_by_moments(descriptors: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean (D,), orthonormal directions (d, D) and their singular values, float64, largest first."""
     rows = torch.from_numpy(np.array(descriptors, np.float32))  # a copy, the only large one
     norms = torch.linalg.vector_norm(rows, dim=1)
     if not norms.all():
         rows, norms = rows[norms > 0], norms[norms > 0]
-    rows /= norms[:, None]
     if len(rows) < 2:
-        raise ValueError(f"a projection needs at least two rows that are not zero, got {len(rows)}")
-    mean = torch.from_numpy(rows.numpy().mean(axis=0, dtype=np.float64))
-    rows -= mean.float()
-    fit = _fit_by_moments if rows.shape[1] <= len(rows) else _fit_by_gram
-    directions, singular = fit(rows, spec.dim)
-    matrix = directions * (singular[:, None] / singular[0]) ** -spec.whitening
-    return Projection(matrix.float().numpy(), (matrix @ mean).float().numpy())
-
-
-def _fit_by_moments(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """(d, D) orthonormal directions and their singular values, float64, largest first."""
-    singular, vectors = _decompose(rows.T @ rows, dim)
-    return _fix_signs(vectors.T), singular
-
-
-def _fit_by_gram(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    singular, vectors = _decompose(rows @ rows.T, dim)
-    directions = (rows.T @ (vectors / singular).float()).double().T
-    return _fix_signs(directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)), singular
-
-
-def _decompose(matrix: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The largest roots of eigenvalues (d,) and their eigenvectors (n, d), float64, within the rank."""
-    few = len(matrix) > _EXACT_SIZE and len(matrix) > 3 * dim
-    values, vectors = _iterate_subspace(matrix, dim) if few else torch.linalg.eigh(matrix.double())
-    singular = values.clamp(min=0).sqrt().flip(0)
-    rank = int((singular > _RANK_TOLERANCE * singular[0]).sum())
-    if rank == 0:
+        raise ValueError(f"directions need at least two rows that are not zero, got {len(rows)}")
+    rows /= norms[:, None]
+    mean = rows.numpy().mean(axis=0, dtype=np.float64)
+    rows -= torch.from_numpy(mean).float()
+    values, vectors = largest_eigenpairs(rows.T @ rows, dim)
+    singular = values.clamp(min=0).sqrt()
+    count = int((singular > RANK_TOLERANCE * singular[0]).sum()) if singular[0] > 0 else 0
+    if count == 0:
         raise ValueError("all rows are equal: there is no direction to project on")
-    count = min(dim, rank)
-    return singular[:count], vectors.flip(1)[:, :count]
-
-
-def _iterate_subspace(matrix: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenpairs by powers of the matrix on a block of vectors: products instead of eigh.
-
-    A quarter more vectors than asked for, so that those at the end are settled too.
-    """
-    generator = torch.Generator().manual_seed(0)
-    block = torch.randn(len(matrix), dim + dim // 4 + 16, generator=generator)
-    for _ in range(_POWERS):
-        block = torch.linalg.qr(matrix @ block)[0]
-    values, rotation = torch.linalg.eigh((block.T @ (matrix @ block)).double())
-    return values, block.double() @ rotation
-
-
-def _fix_signs(directions: Tensor) -> Tensor:
-    """The largest entry of each direction is positive: an eigenvector's sign is otherwise arbitrary."""
-    largest = directions.abs().argmax(dim=1, keepdim=True)
-    return directions * directions.gather(1, largest).sign()
+    return mean, fix_signs(vectors.T)[:count].numpy(), singular[:count].numpy()

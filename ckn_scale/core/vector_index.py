@@ -61,7 +61,7 @@ class VectorIndex:
         self._index = index
         self._vectors = faiss.downcast_index(index.index)
         self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
-        _check_ids(self.ids)
+        check_ids(self.ids)
 
     @property
     def rows(self) -> int:
@@ -77,7 +77,7 @@ class VectorIndex:
         Best first; equal similarities by ascending id.
         """
         with faiss_threads(threads):
-            similarity, positions = find_topk(self, _as_matrix(queries, self.dim), k)
+            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k)
         return similarity, self.ids[positions]
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,8 +115,8 @@ def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     if ids.shape != (len(vectors),):
         raise ValueError(f"{len(vectors)} vectors need as many ids, got {ids.shape}")
-    _check_ids(ids)
-    matrix = _as_matrix(vectors, vectors.shape[1])
+    check_ids(ids)
+    matrix = as_matrix(vectors, vectors.shape[1])
     longest = float(np.sqrt(np.einsum("nd,nd->n", matrix, matrix).max(initial=0.0)))
     if longest > LONGEST_NORM:
         raise ValueError(f"vectors must have unit length, got one of length {longest:g}")
@@ -125,7 +125,7 @@ def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
     return VectorIndex(index)
 
 
-def _check_ids(ids: np.ndarray) -> None:
+def check_ids(ids: np.ndarray) -> None:
     if len(ids) and ids[0] < 0:
         raise ValueError(f"ids must be ≥ 0, got {ids[0]}")
     if (np.diff(ids) <= 0).any():
@@ -133,7 +133,7 @@ def _check_ids(ids: np.ndarray) -> None:
         raise ValueError(f"ids must ascend, got {ids[position]} before {ids[position + 1]}")
 
 
-def _as_matrix(vectors: np.ndarray, dim: int) -> np.ndarray:
+def as_matrix(vectors: np.ndarray, dim: int) -> np.ndarray:
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(f"vectors must be (N, {dim}), got {vectors.shape}")
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)

@@ -24,7 +24,7 @@ from ckn_scale.storage.records import RecordLog, create_record, new_attempt, rea
 from ckn_scale.storage.shards import ShardLog
 from ckn_scale.storage.store import Store
 
-FORMAT = 1
+FORMAT = 2
 RUN_RECORD = "run.json"
 _MISSING = "(not set)"
 _DIFFERENCES_SHOWN = 5
@@ -109,7 +109,8 @@ class RunFolder:
     def _checked(cls, store: Store, body: dict[str, Any]) -> RunFolder:
         if body.get("format") != FORMAT:
             raise RunMismatch(
-                f"{store.url} has run format {body.get('format')}, this version of ckn_scale reads {FORMAT}"
+                f"{store.url} has run format {body.get('format')}, this version of ckn_scale reads {FORMAT}: "
+                "index its images into another folder"
             )
         if not isinstance(body.get("settings"), dict):
             raise DataDamaged(f"{store.address(RUN_RECORD)} has no settings")

@@ -52,7 +52,7 @@ def test_open_refuses_a_damaged_run_record(run, store, damage):
 
 def test_open_refuses_another_format(tmp_path):
     Store(tmp_path).write_new("run.json", encode_record({"format": 99, "settings": {}}))
-    with pytest.raises(RunMismatch, match="run format 99, this version of ckn_scale reads 1"):
+    with pytest.raises(RunMismatch, match="run format 99, this version of ckn_scale reads 2"):
         RunFolder.open(str(tmp_path))
 
 

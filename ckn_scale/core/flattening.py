@@ -1,0 +1,136 @@
+"""Flattening: a few strong directions common to most images are shrunk, all others are kept.
+
+y = c + D (f − 1) Dᵀ c at unit length, where c = x − mean and D holds the first m principal directions,
+each shrunk to the size of the one after the last. What is common to many images says little about which
+place they show. It is learned on images that are apart from each other (or weighted as if they were):
+in a collection of few places the strong directions *are* the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckn_scale.core.principal import (
+    compare_rows,
+    find_principal,
+    split_columns,
+    weigh_by_similarity,
+)
+
+BLOCK_ROWS = 16
+MAX_DIRECTIONS = 128
+# How many images one direction takes. Photographs of other things carry no place of the collection; its
+# own images do, whatever their weights, so few directions are learned from them.
+BACKGROUND_IMAGES_PER_DIRECTION = 4
+SAMPLE_IMAGES_PER_DIRECTION = 32
+# Of fewer images (alike ones counted once) each is a part of the mean itself: centring would take it away;
+MIN_IMAGES = 16
+# and rows that share more than this of their squared length are one image many times.
+MAX_COMMON = 0.5
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """`mean` (D,), orthonormal `directions` (m, D) and `factors` (m,) in 0…1, float32; m may be 0."""
+
+    mean: np.ndarray
+    directions: np.ndarray
+    factors: np.ndarray
+
+    @property
+    def dim(self) -> int:
+        return len(self.mean)
+
+    @property
+    def input_dim(self) -> int:
+        return len(self.mean)
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """(N, D) → (N, D) float32 with unit rows, in blocks of one shape: a row depends on itself alone.
+
+        The length of a row does not count. A zero row stays zero.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise ValueError(f"rows must be (N, {self.dim}), got {rows.shape}")
+        mean, directions = torch.from_numpy(self.mean), torch.from_numpy(self.directions)
+        shrink = torch.from_numpy(self.factors) - 1
+        out = np.empty(rows.shape, np.float32)
+        block = torch.zeros(BLOCK_ROWS, self.dim)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows[start : start + BLOCK_ROWS]
+            block[: len(part)] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
+            lengths = torch.linalg.vector_norm(block, dim=1, keepdim=True)
+            centred = block - lengths * mean
+            flat = torch.addmm(centred, (centred @ directions.T) * shrink, directions)
+            flat = torch.nn.functional.normalize(flat, eps=1e-20) * (lengths > 0)
+            out[start : start + len(part)] = flat[: len(part)].numpy()
+        return out
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        arrays = {"mean": self.mean, "directions": self.directions, "factors": self.factors}
+        return arrays, {"method": "flatten", "dim": self.dim, "num_directions": len(self.factors)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Flattening:
+        dim, count = int(meta["dim"]), int(meta["num_directions"])
+        wanted = {"mean": (dim,), "directions": (count, dim), "factors": (count,)}
+        found = {name: arrays[name].shape for name in wanted}
+        if found != wanted:
+            raise ValueError(f"a flattening needs arrays of shapes {wanted}, got {found}")
+        return cls(*(np.ascontiguousarray(arrays[name], np.float32) for name in wanted))
+
+
+def fit_flattening(
+    vlads: np.ndarray | Sequence[np.ndarray], num_directions: int, weights: np.ndarray | None = None
+) -> Flattening:
+    """Learn from rows (N, D), or their blocks of columns; fewer directions where the rank is less."""
+    columns = split_columns(vlads) if isinstance(vlads, np.ndarray) else vlads
+    return _flatten(columns, *compare_rows(columns), num_directions, weights)
+
+
+def learn_flattening(vlads: np.ndarray | Sequence[np.ndarray], *, background: bool) -> Flattening:
+    """Learn as much as the images support.
+
+    `background`: other photographs than those that are indexed; all count alike. Otherwise the images
+    are a sample of the collection itself, and those that look alike share the weight of one.
+    """
+    columns = split_columns(vlads) if isinstance(vlads, np.ndarray) else vlads
+    cosines, lengths = compare_rows(columns)
+    weights = None if background else weigh_by_similarity(cosines)
+    count = supported_directions(len(lengths), background=background)
+    return _flatten(columns, cosines, lengths, count, weights)
+
+
+def supported_directions(num_images: int, *, background: bool) -> int:
+    per_direction = BACKGROUND_IMAGES_PER_DIRECTION if background else SAMPLE_IMAGES_PER_DIRECTION
+    return min(MAX_DIRECTIONS, num_images // per_direction)
+
+
+def _flatten(
+    columns: Sequence[np.ndarray],
+    cosines: torch.Tensor,
+    lengths: torch.Tensor,
+    num_directions: int,
+    weights: np.ndarray | None,
+) -> Flattening:
+    dim = sum(block.shape[1] for block in columns)
+    num_images = int((lengths > 0).sum()) if weights is None else float(weights.sum())
+    if num_images < MIN_IMAGES:
+        return keep_as_is(dim)
+    found = find_principal(columns, cosines, lengths, num_directions, weights)
+    if found.mean @ found.mean > MAX_COMMON:
+        return keep_as_is(dim)
+    count = max(0, min(num_directions, len(found.singular) - 1))  # the one after the last must be known
+    factors = found.singular[count : count + 1] / found.singular[:count]
+    directions = np.ascontiguousarray(found.directions[:count])
+    return Flattening(found.mean.astype(np.float32), directions, factors.astype(np.float32))
+
+
+def keep_as_is(dim: int) -> Flattening:
+    """What is applied when there is too little to learn from: nothing but unit length."""
+    return Flattening(np.zeros(dim, np.float32), np.zeros((0, dim), np.float32), np.zeros(0, np.float32))
