@@ -106,6 +106,7 @@ def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = Non
 
 def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:
     """The next generation of a shard: a retry of failures or the repair of damage."""
+    check_fingerprint(step, standing)
     return _do_shard(step, standing.shard_id, worker or WorkerSettings(), standing, reason)
 
 
@@ -136,6 +137,7 @@ def _do_shard(
     )
     stands, _ = step.log.commit(mine)
     reach("recorded", step.name, shard_id)
+    check_fingerprint(step, stands)  # lost to another process: it may run other code
     return stands
 
 
@@ -143,7 +145,8 @@ def check_fingerprint(step: Step, commit: Commit) -> None:
     if commit.fingerprint != step.fingerprint:
         raise RunMismatch(
             f"{step.run.url}: {step.name} shard {commit.shard_id} was made by other settings, models, "
-            f"numerics or an older algorithm (now version {step.version}); use another run folder"
+            f"numerics or another release of ckn_scale (here its algorithm has version {step.version}), on "
+            f"host {commit.worker.get('host')}: their results do not mix; use another run folder"
         )
 
 

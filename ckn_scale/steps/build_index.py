@@ -21,7 +21,7 @@ from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.plan import PlanReader, count_shards, require_segments
+from ckn_scale.steps.plan import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
@@ -66,8 +66,7 @@ class BuildIndex(Step):
 
     @cached_property
     def replaced(self) -> pa.Array:
-        ids = [image_id for segment in self.plan.segments for image_id in segment.replaced]
-        return pa.array(sorted(ids), pa.int64())
+        return pa.array(list_replaced(self.plan.segments))
 
     def shard_ids(self) -> Sequence[int]:
         total = count_shards(self.plan.segments)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from ckn_scale.config import Settings
@@ -236,6 +237,11 @@ def shard_size(num_images: int, largest: int) -> int:
     A function of the images alone, never of the workers: shards and bytes do not depend on who works.
     """
     return min(largest, max(IMAGES_OF_A_SMALL_SHARD, -(-num_images // SHARDS_OF_A_SMALL_SET)))
+
+
+def list_replaced(segments: Sequence[Segment]) -> np.ndarray:
+    """Sorted ids of images that a later segment has with other content."""
+    return np.unique(np.array([one for segment in segments for one in segment.replaced], np.int64))
 
 
 def count_shards(segments: Sequence[Segment]) -> int:
