@@ -50,7 +50,9 @@ def measure_both(
     table = ImageTable(images, rows, settings, train, cache, tell, intra_choices=[True])
     image_cells = table.measure([Place(arguments.region, None)])
     return {
-        row.name: Scores(100 * patch_cells[row.name][0].mean_ap, 100 * image_cells[row.name][0].mean_score)
+        row.name: Scores(
+            100 * patch_cells[row.name][0].mean_ap, 100 * image_cells[row.name, "none"][0].mean_score
+        )
         for row in rows
     }
 

@@ -113,6 +113,13 @@ def images(
         int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
     ] = None,
     crop: Annotated[bool, typer.Option(help="Oxford: cut the queries to their box.")] = True,
+    reduction_images: Annotated[
+        Path | None,
+        typer.Option(help="Other photographs, to learn on what is done to a VLAD before it is stored."),
+    ] = None,
+    dim: Annotated[
+        str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
+    ] = None,
     json_file: JsonFile = None,
     cache: CacheFolder = None,
     cache_gb: CacheSize = 16.0,
@@ -122,6 +129,8 @@ def images(
     \b
     ckn-scale evaluate images holidays/ --protocol holidays --train-images bsds500/
     ckn-scale evaluate images photos/ --protocol groups --descriptors rootsift,ckn-mix --json out.json
+    ckn-scale evaluate images holidays/ --protocol holidays --descriptors ckn --train-images bsds500/ \\
+      --reduction-images flickr/ --dim 128,512
     """
     more = [] if words is None else [f"vlad.num_words={words}"]
     override = [*(override or []), *more]
@@ -133,7 +142,8 @@ def images(
     places = [Place(region, blur) for region in sides for blur in blurs]
     intra_choices = {"yes": [True], "no": [False], "both": [False, True]}[intra]
     crew = count_workers(workers, task.settings.numerics.device)
-    options = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": crew}
+    options: dict[str, Any] = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": crew}
+    options |= find_reduction_images(reduction_images, dim)
     task.report(protocol, *measure_images(task, data, protocol, crop, train_images, places, options))
 
 
@@ -244,6 +254,15 @@ def measure_images(
     return results, text, {**facts, "trained_on": str(trained_on)}
 
 
+def find_reduction_images(folder: Path | None, dim: str | None) -> dict[str, Any]:
+    from ckn_scale.evaluate.training_images import find_images
+
+    if folder is None and dim is not None:
+        raise InputError("--dim needs --reduction-images: other photographs to learn the PCA on")
+    dims = [] if dim is None else parse_counts(dim, "--dim")
+    return {"reduction_images": [] if folder is None else find_images(folder), "dims": dims}
+
+
 def count_workers(asked: int | None, device: str) -> int:
     """One process drives a GPU; without one, every core that this process may use has its own."""
     if asked is not None:
@@ -260,3 +279,11 @@ def parse_numbers(text: str, option: str, least: float) -> list[float]:
     if not numbers or not all(least <= number <= 100 for number in numbers):
         raise InputError(f"{option} takes numbers from {least:g} to 100, got {text!r}")
     return numbers
+
+
+def parse_counts(text: str, option: str) -> list[int]:
+    """`512,1024` → [512, 1024]."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"{option} takes whole numbers from 1, separated by commas, got {text!r}")
+    return sorted({int(part) for part in parts})

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckn_scale.evaluate.image_table import ImageCell
+from ckn_scale.evaluate.image_table import ImageCell, Row
 from ckn_scale.evaluate.report import format_table, points
 
 
-def summarise_images(cells: Mapping[str, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
+def summarise_images(cells: Mapping[Row, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
     measure = "score" if protocol == "ukbench" else "map"
-    return [_summarise(name, column, measure) for name, column in cells.items()]
+    return [_summarise(row, column, measure) for row, column in cells.items()]
 
 
-def _summarise(name: str, cells: Sequence[ImageCell], measure: str) -> dict[str, Any]:
+def _summarise(row: Row, cells: Sequence[ImageCell], measure: str) -> dict[str, Any]:
     best = max(cells, key=lambda cell: cell.mean_score)
+    descriptor, reduction = row
     return {
-        "descriptor": name,
+        "descriptor": descriptor,
+        "reduction": reduction.partition("-")[0],
         "dim": best.dim,
+        "bytes": best.stored_bytes,
         measure: best.mean_score,
         "spread": best.spread,
         "seeds": list(best.seed_scores),
@@ -58,11 +61,23 @@ def format_image_tables(results: Sequence[dict[str, Any]], num_seeds: int) -> st
 
 def format_image_results(results: Sequence[dict[str, Any]]) -> str:
     measure = "score" if "score" in results[0] else "map"
-    header = ["descriptor", "dim", "region", "smooth", "intra", measure, "±", "train s", "describe s"]
+    header = [
+        "descriptor",
+        "dim",
+        "bytes",
+        "region",
+        "smooth",
+        "intra",
+        measure,
+        "±",
+        "train s",
+        "describe s",
+    ]
     rows = [
         [
-            one["descriptor"],
+            _name(one),
             str(one["dim"]),
+            str(one["bytes"]),
             *_format_place(one),
             _format_score(one, measure, measure),
             _format_score(one, "spread", measure),
@@ -77,13 +92,19 @@ def format_image_results(results: Sequence[dict[str, Any]]) -> str:
 def format_image_grid(results: Sequence[dict[str, Any]]) -> str:
     """Rows are places, columns descriptors; the best of each is starred."""
     measure = "score" if "score" in results[0] else "map"
-    header = ["region  smooth  intra", *(one["descriptor"] for one in results)]
+    header = ["region  smooth  intra", *map(_name, results)]
     rows = []
     for position, place in enumerate(results[0]["grid"]):
         region, smoothing, intra = _format_place(place)
         cells = [_mark(one, position, measure) for one in results]
         rows.append([f"{region:>6}  {smoothing:>6}  {intra:>5}", *cells])
     return format_table(header, rows)
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    """`ckn`, `ckn, signs`, `ckn, pca 512`."""
+    words = {"none": "", "pca": f", pca {result['dim']}"}
+    return result["descriptor"] + words.get(result["reduction"], f", {result['reduction']}")
 
 
 def _format_place(place: Mapping[str, Any]) -> list[str]:

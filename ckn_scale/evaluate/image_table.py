@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from ckn_scale.evaluate.descriptors import Member, Request, fit_member, list_mem
 from ckn_scale.evaluate.image_sets import ImageSet, Query
 from ckn_scale.evaluate.metrics import average_precision, count_in_top
 from ckn_scale.evaluate.parallel import describe_files
+from ckn_scale.evaluate.reductions import check_dims, reduce_vectors
 from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
 from ckn_scale.evaluate.training_images import Progress, TrainingPatches
 
 Similarities = dict[tuple[int, bool], np.ndarray]  # (Q, N) by seed and intra-normalisation
+Row = tuple[str, str]  # a descriptor and what is done to its VLAD: none, flatten, signs, pca-512
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class ImageCell:
     intra_normalise: bool
     seed_scores: tuple[float, ...]
     dim: int
+    stored_bytes: int  # of one image's vector
     train_seconds: float
     describe_seconds: float
 
@@ -57,6 +61,7 @@ class Compared:
     """What one member says about all pairs of query and database image."""
 
     similarities: Similarities
+    words: dict[int, np.ndarray]  # (K, D) by seed
     keyed: KeyedDescriptor
     weight: float
     num_words: int
@@ -74,14 +79,19 @@ class ImageTable:
     seeds: Sequence[int] = (0, 1, 2)
     intra_choices: Sequence[bool] = (False, True)
     workers: int = 1
+    reduction_images: Sequence[Path] = ()  # others than those of the set, to learn reductions on
+    dims: Sequence[int] = ()  # of PCAs learned on them
     reader: RegionReader = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
+        if self.dims:
+            check_dims(self.dims, len(self.reduction_images))
         self.reader = RegionReader(settings.images, settings.keypoints, settings.patches, self.cache)
 
-    def measure(self, places: Sequence[Place]) -> dict[str, list[ImageCell]]:
-        cells: dict[str, list[ImageCell]] = {request.name: [] for request in self.requests}
+    def measure(self, places: Sequence[Place]) -> dict[Row, list[ImageCell]]:
+        """Every row's cells over the grid: the VLAD of each request as it is, and its reduced forms."""
+        cells: dict[Row, list[ImageCell]] = defaultdict(list)
         training = TrainingPatches(self.train_images, self.reader, self.on_progress)
         for place in places:
             compared = {
@@ -89,8 +99,11 @@ class ImageTable:
             }
             for request in self.requests:
                 members = [compared[member.label] for member in request.members]
-                cells[request.name] += [self._score(members, place, intra) for intra in self.intra_choices]
-        return cells
+                for intra in self.intra_choices:
+                    cells[request.name, "none"].append(self._score(members, place, intra))
+                    for form, cell in self._score_reduced(members, place, intra):
+                        cells[request.name, form].append(cell)
+        return dict(cells)
 
     def _compare(self, member: Member, place: Place, training: TrainingPatches) -> Compared:
         source = training.source(place.region, member.settings.sample)
@@ -99,18 +112,17 @@ class ImageTable:
         what = f"{member.label}, region {place.region:g}"
         files = self.images.images
         seconds = describe_files(files, reader, keyed, what, self.on_progress, workers=self.workers)
+        others, what = [ImageFile(path) for path in self.reduction_images], f"{what}, other images"
+        describe_files(others, reader, keyed, what, self.on_progress, workers=self.workers)
+        words = {
+            seed: self._fit_words(keyed, source(vlad.num_descriptors), vlad, seed) for seed in self.seeds
+        }
         similarities: Similarities = {}
         for seed in self.seeds:
-            centroids = self._fit_words(keyed, source(vlad.num_descriptors), vlad, seed)
             for intra in self.intra_choices:
-                vectors = {
-                    file: aggregate_vlad(
-                        describe_regions(reader, file, keyed)[0], centroids, intra_normalise=intra
-                    )
-                    for file in files
-                }
-                similarities[seed, intra] = self._measure_similarities(vectors)
-        return Compared(similarities, keyed, member.weight, vlad.num_words, seconds)
+                vectors = _aggregate_files(reader, files, keyed, words[seed], intra)
+                similarities[seed, intra] = np.matmul(*self._split(vectors))
+        return Compared(similarities, words, keyed, member.weight, vlad.num_words, seconds)
 
     def _fit_words(
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
@@ -136,25 +148,86 @@ class ImageTable:
             self.cache.save(key, arrays)
         return arrays["rows"]
 
-    def _measure_similarities(self, vectors: dict[ImageFile, np.ndarray]) -> np.ndarray:
-        queries = np.stack([vectors[query.image] for query in self.images.queries])
-        return queries @ np.stack([vectors[file] for file in self.images.database]).T
+    def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of all images of the set → queries (Q, D), and the database as columns (D, N)."""
+        position = {file: row for row, file in enumerate(self.images.images)}
+        queries = vectors[[position[query.image] for query in self.images.queries]]
+        return queries, vectors[[position[file] for file in self.images.database]].T
 
     def _score(self, members: Sequence[Compared], place: Place, intra: bool) -> ImageCell:
         """Vectors of several members side by side have the weighted mean of their similarities."""
-        scores = []
+        scores, dim = [], sum(one.num_words * one.keyed.dim for one in members)
         for seed in self.seeds:
             parts = [one.similarities[seed, intra] for one in members]
             similarities = np.average(parts, axis=0, weights=[one.weight for one in members])
             scores.append(score_rankings(self.images, similarities))
+        return self._make_cell(members, place, intra, scores, dim, 2 * dim)
+
+    def _score_reduced(
+        self, members: Sequence[Compared], place: Place, intra: bool
+    ) -> Iterator[tuple[str, ImageCell]]:
+        if not self.reduction_images:
+            return
+        others = [ImageFile(path) for path in self.reduction_images]
+        forms: dict[str, tuple[int, int]] = {}
+        scores: dict[str, list[float]] = defaultdict(list)
+        for seed in self.seeds:
+            mixed = self._mix(members, self.images.images, place, seed, intra)
+            queries, database = self._split(mixed)
+            learned = self._mix(members, others, place, seed, intra)
+            for one in reduce_vectors(queries, database.T, learned, self.dims):
+                form = f"{one.name}-{one.dim}" if one.name == "pca" else one.name
+                forms[form] = (one.dim, one.stored_bytes)
+                scores[form].append(score_rankings(self.images, one.similarities))
+        for form, found in scores.items():
+            yield form, self._make_cell(members, place, intra, found, *forms[form])
+
+    def _mix(
+        self, members: Sequence[Compared], files: Sequence[ImageFile], place: Place, seed: int, intra: bool
+    ) -> np.ndarray:
+        """(N, D) VLADs of all members side by side, as the encoder makes them."""
+        reader = self.reader.with_region(place.region)
+        blocks = [
+            np.float32(np.sqrt(one.weight))
+            * _aggregate_files(reader, files, one.keyed, one.words[seed], intra)
+            for one in members
+        ]
+        return np.concatenate(blocks, axis=1) / np.float32(np.sqrt(sum(one.weight for one in members)))
+
+    def _make_cell(
+        self,
+        members: Sequence[Compared],
+        place: Place,
+        intra: bool,
+        scores: Sequence[float],
+        dim: int,
+        stored_bytes: int,
+    ) -> ImageCell:
         return ImageCell(
             place,
             intra,
             tuple(scores),
-            dim=sum(one.num_words * one.keyed.dim for one in members),
+            dim,
+            stored_bytes,
             train_seconds=sum(one.keyed.train_seconds for one in members),
             describe_seconds=sum(one.seconds for one in members),
         )
+
+
+def _aggregate_files(
+    reader: RegionReader,
+    files: Sequence[ImageFile],
+    keyed: KeyedDescriptor,
+    centroids: np.ndarray,
+    intra: bool,
+) -> np.ndarray:
+    """(N, K · D) VLADs in the order of the files."""
+    return np.stack(
+        [
+            aggregate_vlad(describe_regions(reader, file, keyed)[0], centroids, intra_normalise=intra)
+            for file in files
+        ]
+    )
 
 
 def score_rankings(images: ImageSet, similarities: np.ndarray) -> float:

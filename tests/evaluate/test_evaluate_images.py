@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from small_sets import TINY
+from small_sets import TINY, photo, save
 
 from ckn_scale.config import load_settings
 from ckn_scale.evaluate.cache import ContentCache
@@ -46,9 +46,31 @@ def test_second_table_is_the_same_from_the_cache(groups, run, cache):
     assert second.output == first.output
 
 
+def test_reductions_are_learned_on_other_images(groups, scenes, run, cache, tmp_path):
+    out, others = tmp_path / "out.json", tmp_path / "others"
+    image = photo("rocket", 240)
+    for i in range(20):  # 20 pieces of another photograph
+        save(others / f"{i}.png", image[5 * (i // 5) : 100 + 5 * (i // 5), 20 * (i % 5) : 140 + 20 * (i % 5)])
+    options = ["--protocol", "groups", "--descriptors", "ckn-grad", "--words", "4", "--intra", "yes"]
+    more = ["--seeds", "1", "--reduction-images", others, "--dim", "4,2", "--json", out]
+    result = run("evaluate", "images", groups, *TINY, *cache, *options, *more)
+    assert result.exit_code == 0, result.output
+    rows = {(one["reduction"], one["dim"]): one for one in json.loads(out.read_text())["results"]}
+    dim = 4 * 64
+    assert set(rows) == {("none", dim), ("flatten", dim), ("signs", dim), ("pca", 2), ("pca", 4)}
+    assert rows["signs", dim]["bytes"] == dim // 8 + 8
+    assert rows["pca", 4]["bytes"] == 8
+    assert all(0 < one["map"] <= 1 for one in rows.values())
+    assert "ckn-grad, pca 4" in result.output
+    assert "ckn-grad, signs" in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--dim", "8"], ["--dim", "--reduction-images"]),
+        (["--dim", "x", "--reduction-images", "nowhere"], ["--dim", "'x'"]),
+        (["--reduction-images", "nowhere"], ["nowhere"]),
         (["--descriptors", "ckn-gard"], ["ckn-gard", "ckn-grad"]),
         (["--set", "vlad.num_word=8"], ["vlad.num_word"]),
         (["--regions", "0"], ["--regions", "0"]),
