@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import fsspec
 
@@ -37,7 +37,9 @@ def split_protocol(url: str) -> tuple[str, str]:
         return "file", url
     if "::" in url:
         raise InputError(f"chained stores are not supported, got {url}")
-    return ("file", unquote(path)) if protocol in _LOCAL_PROTOCOLS else (protocol, path)
+    if protocol in _LOCAL_PROTOCOLS:
+        return "file", unquote(path, errors="surrogateescape")
+    return protocol, path
 
 
 def is_local_url(url: str) -> bool:
@@ -50,8 +52,17 @@ def normalise_url(url: str) -> str:
     if not path:
         raise InputError(f"an empty path, got {url!r}")
     if protocol == "file":
-        return os.path.abspath(Path(path).expanduser())
+        return local_url(os.path.abspath(Path(path).expanduser()))
     return f"{protocol}://{path.rstrip('/')}"
+
+
+def local_url(path: str) -> str:
+    """The path itself, or a file:// URL where its bytes are no UTF-8: records and tables hold text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return f"file://{quote(os.fsencode(path))}"
+    return path
 
 
 def open_filesystem(url: str) -> Any:

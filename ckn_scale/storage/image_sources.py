@@ -13,11 +13,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from itertools import chain, islice
 
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.storage import image_lists, image_tables, tar_members
-from ckn_scale.storage.filesystems import normalise_url
+from ckn_scale.storage.filesystems import normalise_url, split_protocol
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
 from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is_glob, stat_input
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
@@ -29,6 +29,7 @@ _CONTAINER = re.compile(r"(?P<file>.+?\.(?P<kind>tar|parquet|pq))#(?P<member>.+)
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _READ_RETRY = RetryPolicy(attempts=6)
 _TARS_AHEAD = 8
+_NAMES_CHECKED = 100  # of a list, until one is found
 Lister = Callable[[InputFile, Sequence[str]], Iterator[ImageRef]]
 
 
@@ -88,6 +89,8 @@ def _list_one(source: str, keep: Sequence[str]) -> Iterator[ImageRef]:
 
 def _list_by_form(source: str, keep: Sequence[str]) -> Iterator[ImageRef]:
     entry = None if is_glob(source) else stat_input(source)
+    if entry is not None and entry.is_special:
+        raise InputError(f"{source} is neither a file nor a folder: a FIFO, socket or device has no images")
     if entry is not None and not entry.is_folder:
         yield from _list_named_file(entry, keep)
         return
@@ -158,14 +161,29 @@ def _list_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
 def _list_text(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
     if keep:
         raise InputError(f"{file.url} is a text list and has no columns to keep, got {', '.join(keep)}")
-    return _expand(image_lists.read_lines(file), keep)
+    return _expand(_check_names(image_lists.read_lines(file), file), keep)
 
 
 def _list_rows(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
-    return _expand(image_lists.read_rows(file, keep), keep)
+    return _expand(_check_names(image_lists.read_rows(file, keep), file), keep)
 
 
-def _expand(rows: Iterator[tuple[str, dict[str, Any] | None]], keep: Sequence[str]) -> Iterator[ImageRef]:
+def _check_names(rows: Iterator[image_lists.Row], file: InputFile) -> Iterator[image_lists.Row]:
+    """The rows of a list. InputError when none of its first names stands for a file: one that is missing
+    is a row, but a list that was made for another folder is a mistake."""
+    first = list(islice(rows, _NAMES_CHECKED))
+    stores = {"file", split_protocol(file.url)[0]} - {"http", "https"}
+    near = [uri for uri, _ in first if split_protocol(uri)[0] in stores]
+    if first and len(near) == len(first) and not any(image_exists(uri) for uri in near):
+        count = "no name" if len(first) < _NAMES_CHECKED else f"none of the first {_NAMES_CHECKED} names"
+        raise InputError(
+            f"{count} in {file.url} stands for a file: the first was looked for at {first[0][0]}. "
+            "Relative names count from the folder of the list: move the list, or write full paths"
+        )
+    return chain(first, rows)
+
+
+def _expand(rows: Iterator[image_lists.Row], keep: Sequence[str]) -> Iterator[ImageRef]:
     """Rows of a list: each names an image, or a tar whose members are meant."""
     for uri, columns in rows:
         if extension(uri) != "tar":

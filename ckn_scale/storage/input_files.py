@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,17 @@ from typing import Any
 from fsspec.utils import glob_translate
 
 from ckn_scale.errors import InputError
-from ckn_scale.storage.filesystems import is_local_url, normalise_url, open_filesystem, split_protocol
+from ckn_scale.storage.filesystems import (
+    is_local_url,
+    local_url,
+    normalise_url,
+    open_filesystem,
+    split_protocol,
+)
 from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.left_out import RunFolders, check_no_run, is_hidden
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+from ckn_scale.storage.run_folder import holds_run
 
 _GLOB = re.compile(r"[*?\[]")
 _LIST_RETRY = RetryPolicy()
@@ -29,13 +38,19 @@ class InputFile:
     size_bytes: int = -1
     etag: str = ""
     is_folder: bool = False
+    is_special: bool = False  # a FIFO, a socket, a device
+
+    @property
+    def path(self) -> str:
+        """The file on this machine's disk."""
+        return split_protocol(self.url)[1]
 
     def to_ref(self) -> ImageRef:
         return ImageRef(self.url, self.size_bytes, self.etag)
 
     def read(self) -> bytes:
         if is_local_url(self.url):
-            with open(self.url, "rb") as file:
+            with open(self.path, "rb") as file:
                 return file.read()
         return open_filesystem(self.url).cat_file(self.url)
 
@@ -43,14 +58,14 @@ class InputFile:
         """Fewer bytes at the end of the file."""
         if not is_local_url(self.url):
             return open_filesystem(self.url).cat_file(self.url, start=start, end=start + length)
-        with open(self.url, "rb") as file:
+        with open(self.path, "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def open(self) -> Any:
         """A binary file to seek in; ranges are fetched as they are asked for."""
         if is_local_url(self.url):
-            return open(self.url, "rb")
+            return open(self.path, "rb")
         return open_filesystem(self.url).open(self.url, "rb", cache_type="readahead", block_size=1 << 20)
 
 
@@ -58,14 +73,14 @@ def is_glob(source: str) -> bool:
     """Whether the text has glob signs, and is neither a web address nor the name of a local file."""
     if source.startswith(("http://", "https://")):
         return False
-    return bool(_GLOB.search(source)) and not (is_local_url(source) and os.path.exists(normalise_url(source)))
+    return bool(_GLOB.search(source)) and not (is_local_url(source) and os.path.exists(_local_path(source)))
 
 
 def stat_input(url: str) -> InputFile | None:
     """What stands at `url`; None when nothing does. InputError when the store refuses us."""
     url = normalise_url(url)
     if is_local_url(url):
-        return _stat_local(url)
+        return _stat_local(_local_path(url))
     try:
         entry = call_with_retries(lambda: open_filesystem(url).info(url), _LIST_RETRY, url)
     except FileNotFoundError:
@@ -74,13 +89,17 @@ def stat_input(url: str) -> InputFile | None:
 
 
 def find_files(folder_url: str) -> Iterator[InputFile]:
-    """Every file below a folder, in no order, page by page."""
+    """Every file below a folder that a listing may yield (`left_out`), in no order, page by page."""
+    check_no_run(folder_url)
     protocol, path = split_protocol(folder_url)
     if protocol == "file":
         return _walk_local(path)
-    if protocol in ("s3", "s3a"):
-        return _walk_s3(protocol, path)
-    return _walk_store(folder_url, protocol)
+    runs = RunFolders(folder_url)
+    return (
+        file
+        for file in _walk_store(folder_url)
+        if not is_hidden(file.url[len(folder_url) :]) and not runs.hold_file(file.url)
+    )
 
 
 def expand_glob(pattern: str) -> Iterator[InputFile]:
@@ -94,23 +113,40 @@ def expand_glob(pattern: str) -> Iterator[InputFile]:
 
 
 def _glob_local(pattern: str) -> Iterator[InputFile]:
+    path_pattern = _local_path(pattern)
+    runs = RunFolders(_glob_folder(path_pattern))
     is_recursive = "**" in pattern
-    for path in glob.iglob(normalise_url(pattern), recursive=True):
+    for path in glob.iglob(path_pattern, recursive=True):
         if os.path.isdir(path):
-            yield from () if is_recursive else _walk_local(path)  # ** meets the files in it by itself
-        elif (file := _stat_local(path)) is not None:
-            yield _named_in_utf8(file)
+            if not is_recursive and not runs.hold_folder(path):  # ** meets the files in it by itself
+                yield from _walk_local(path)
+        elif not runs.hold_file(path) and (file := _stat_regular(path)) is not None:
+            yield file
 
 
 def _glob_store(pattern: str) -> Iterator[InputFile]:
     """Compared page by page below the last folder without a glob sign: never the whole listing in memory."""
     url = normalise_url(pattern)
-    folder = url[: _GLOB.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    folder = _glob_folder(url)
     if folder.endswith("/"):
         raise InputError(f"the bucket cannot be a pattern, got {pattern}")
     patterns = [url] if "**" in url else [url, f"{url}/**"]
     matches = re.compile("|".join(map(glob_translate, patterns))).match
-    return (file for file in find_files(folder) if matches(file.url))
+    runs, wants_hidden = RunFolders(folder), is_hidden(url[len(folder) :])
+    for file in _walk_store(folder):
+        if not matches(file.url) or runs.hold_file(file.url):
+            continue
+        if wants_hidden or not is_hidden(file.url[len(folder) :]):
+            yield file
+
+
+def _glob_folder(pattern: str) -> str:
+    """The folder above the first glob sign."""
+    return pattern[: _GLOB.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
+
+
+def _local_path(url: str) -> str:
+    return split_protocol(normalise_url(url))[1]
 
 
 def _stat_local(path: str) -> InputFile | None:
@@ -118,7 +154,15 @@ def _stat_local(path: str) -> InputFile | None:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return InputFile(path, status.st_size, f"{status.st_mtime_ns:x}", is_folder=os.path.isdir(path))
+    is_folder = stat.S_ISDIR(status.st_mode)
+    is_special = not is_folder and not stat.S_ISREG(status.st_mode)
+    return InputFile(local_url(path), status.st_size, f"{status.st_mtime_ns:x}", is_folder, is_special)
+
+
+def _stat_regular(path: str) -> InputFile | None:
+    """A regular file; None when it is gone by now, or a FIFO, a socket or a device."""
+    file = _stat_local(path)
+    return None if file is None or file.is_special else file
 
 
 def _walk_local(folder: str) -> Iterator[InputFile]:
@@ -129,26 +173,25 @@ def _walk_local(folder: str) -> Iterator[InputFile]:
         if (real := os.path.realpath(current)) in seen:
             continue
         seen.add(real)
+        if current != folder and holds_run(current):
+            continue
         try:
             entries = os.scandir(current)
         except PermissionError as error:
             raise InputError(f"{current} cannot be listed: {error.strerror}") from error
         with entries:
             for entry in entries:
+                if is_hidden(entry.name):
+                    continue
                 if entry.is_dir():
                     waiting.append(entry.path)
-                elif (file := _stat_local(entry.path)) is not None:
-                    yield _named_in_utf8(file)
+                elif (file := _stat_regular(entry.path)) is not None:
+                    yield file
 
 
-def _named_in_utf8(file: InputFile) -> InputFile:
-    try:
-        file.url.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"the name of {file.url!r} is not UTF-8, so nothing can record it: rename it"
-        ) from error
-    return file
+def _walk_store(folder_url: str) -> Iterator[InputFile]:
+    protocol, path = split_protocol(folder_url)
+    return _walk_s3(protocol, path) if protocol in ("s3", "s3a") else _walk_any(folder_url, protocol)
 
 
 def _walk_s3(protocol: str, path: str) -> Iterator[InputFile]:
@@ -172,7 +215,7 @@ def _walk_s3(protocol: str, path: str) -> Iterator[InputFile]:
         token = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def _walk_store(folder_url: str, protocol: str) -> Iterator[InputFile]:
+def _walk_any(folder_url: str, protocol: str) -> Iterator[InputFile]:
     filesystem = open_filesystem(folder_url)
     for _, _, files in filesystem.walk(folder_url, detail=True):
         for entry in files.values():

@@ -20,12 +20,14 @@ from typing import Any
 
 from ckn_scale.errors import DataDamaged, InputError, RunMismatch
 from ckn_scale.storage.events import EventLog
+from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
 from ckn_scale.storage.shards import ShardLog
 from ckn_scale.storage.store import Store
 
 FORMAT = 2
 RUN_RECORD = "run.json"
+_RUN_RECORD_BYTES = 1 << 20  # ours have some thousand
 _MISSING = "(not set)"
 _DIFFERENCES_SHOWN = 5
 
@@ -120,6 +122,20 @@ class RunFolder:
 def is_run(url: str) -> bool:
     """Whether a run was begun at `url`; looks, writes nothing."""
     return Store(url).exists(RUN_RECORD)
+
+
+def holds_run(url: str) -> bool:
+    """Whether the folder is a run, of whatever format: a file of that name by others is no run."""
+    if normalise_url(url).startswith("file://"):  # not UTF-8: no run is made there
+        return False
+    store = Store(url)
+    try:
+        if store.size(RUN_RECORD) > _RUN_RECORD_BYTES:
+            return False
+        body = json.loads(store.read(RUN_RECORD))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return isinstance(body, dict) and {"format", "settings", "checksum"} <= body.keys()
 
 
 def _nonce_path(nonce: str) -> str:

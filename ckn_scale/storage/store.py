@@ -35,6 +35,8 @@ class Store:
     def __init__(self, url: str | Path, *, retry: RetryPolicy | None = None) -> None:
         self.url = normalise_url(str(url))
         self.is_local = is_local_url(self.url)
+        if self.url.startswith("file://"):
+            raise InputError(f"the name of {self.url} is not UTF-8, so no record can hold it: rename it")
         self.retry = retry or RetryPolicy()
         self._root = split_protocol(self.url)[1]
 

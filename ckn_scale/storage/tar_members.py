@@ -14,6 +14,7 @@ from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.storage.filesystems import is_local_url
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
 from ckn_scale.storage.input_files import InputFile, stat_input
+from ckn_scale.storage.left_out import is_hidden
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 from ckn_scale.storage.tar_headers import (
     HEADER_BYTES,
@@ -120,7 +121,8 @@ def _with_size(file: InputFile) -> InputFile:
 
 def _group_by_key(file: InputFile) -> Iterator[list[tuple[TarMember, _BlockReader]]]:
     """Neighbouring members that share their name up to the first dot, as WebDataset has it."""
-    for _, members in groupby(_scan(file), key=lambda item: _key(item[0].name)):
+    shown = (item for item in _scan(file) if not is_hidden(item[0].name))  # macOS packs a ._x beside each x
+    for _, members in groupby(shown, key=lambda item: _key(item[0].name)):
         yield list(members)
 
 

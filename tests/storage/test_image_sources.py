@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -11,6 +14,7 @@ from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
 from ckn_scale.storage import image_sources, input_files
 from ckn_scale.storage.image_sources import list_images, read_image
 from ckn_scale.storage.retries import RetryPolicy
+from ckn_scale.storage.run_folder import RunFolder
 
 
 def uris(source, **options) -> list[str]:
@@ -107,11 +111,102 @@ def test_file_name_with_glob_signs_is_a_file(tmp_path):
     assert uris(str(tmp_path / "a[1].jpg")) == [str(tmp_path / "a[1].jpg")]
 
 
-def test_name_that_is_not_utf8_is_named(tmp_path):
-    with open(bytes(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
-        file.write(b"x")
-    with pytest.raises(InputError, match="is not UTF-8"):
-        uris(str(tmp_path))
+def test_name_that_is_not_utf8_is_listed_and_read(tmp_path):
+    """As a file:// URL, which a plan can record; the rest of the folder is listed as ever."""
+    folder = bytes(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    for name, data in {b"\xfc.jpg": b"odd", b"0.tar": tar_bytes({"b.jpg": b"b"})}.items():
+        with open(folder + b"/" + name, "wb") as file:
+            file.write(data)
+    found = uris(str(tmp_path))
+    escaped = f"file://{quote(str(tmp_path))}/caf%E9"
+    assert found == sorted([f"{tmp_path}/a.jpg", f"{escaped}/0.tar#b.jpg", f"{escaped}/%FC.jpg"])
+    assert sorted(read_image(uri) for uri in found) == [b"a", b"b", b"odd"]
+    assert uris(f"{tmp_path}/*/*.jpg") == [f"{escaped}/%FC.jpg"]
+    assert uris(os.fsdecode(folder)) == [uri for uri in found if uri.startswith("file://")]
+    for uri in found:
+        uri.encode()
+    with pytest.raises(ImageRejected) as caught:
+        read_image(f"{escaped}/gone.jpg")
+    caught.value.reason.encode()
+
+
+def test_dot_files_and_folders_are_left_out(store):
+    names = ["a.jpg", ".b.jpg", "._a.jpg", ".trash/c.jpg", "d/.e/f.jpg", "d/g.jpg", "d/.h.tar", "i.j/k.jpg"]
+    write_all(store, {name: tar_bytes({"x.jpg": b"x"}) for name in names})
+    shown = [f"{store.url}/{name}" for name in ("a.jpg", "d/g.jpg", "i.j/k.jpg")]
+    assert uris(store.url) == shown
+    assert uris(f"{store.url}/**") == shown
+    assert uris(f"{store.url}/*") == shown
+    assert uris(f"{store.url}/.*") == [
+        f"{store.url}/{name}" for name in ("._a.jpg", ".b.jpg", ".trash/c.jpg")
+    ]
+    assert uris(f"{store.url}/.trash") == [f"{store.url}/.trash/c.jpg"]  # it was named
+
+
+def test_dot_files_in_a_tar_are_left_out(tmp_path):
+    """macOS packs `._x` beside each `x`, between the members of a key."""
+    members = {"./._0.jpg": b"shadow", "./0.jpg": b"0", "./._0.json": b"shadow", "./0.json": b'{"a": 1}'}
+    (tmp_path / "0.tar").write_bytes(tar_bytes(members))
+    (ref,) = list_images(str(tmp_path / "0.tar"), keep=["a"])
+    assert (ref.uri, ref.columns) == (f"{tmp_path}/0.tar#./0.jpg", {"a": 1})
+
+
+def make_run(url: str) -> None:
+    """A run with the tables that look most like images: thumbnails, and patches as the only binary column."""
+    run = RunFolder.create(url, {"x": 1})
+    thumbnails = pa.table({"image_id": [0], "jpeg": [b"x"]})
+    patches = pa.table({"image_id": [0], "patch": [b"x"]})
+    write_all(run.store, {"thumbnails/00000-a.parquet": parquet_bytes(thumbnails),
+                          "samples/patches/00000-a.parquet": parquet_bytes(patches)})  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["run", "b/deep/run", "2024.runs/x"])
+def test_run_folder_is_never_listed(store, place):
+    rows = pa.table({"jpg": [image_bytes(0)]})
+    write_all(store, {"a.jpg": b"x", "b/c.jpg": b"x", "b/rows.parquet": parquet_bytes(rows)})
+    make_run(f"{store.url}/{place}")
+    expected = [f"{store.url}/a.jpg", f"{store.url}/b/c.jpg", f"{store.url}/b/rows.parquet#00000000"]
+    assert uris(store.url) == expected
+    assert uris(f"{store.url}/**") == expected
+    assert uris(f"{store.url}/*") == expected
+    with pytest.raises(InputError, match="is a run folder"):
+        uris(f"{store.url}/{place}")
+
+
+def test_run_json_of_others_is_no_run(store):
+    write_all(store, {"a/run.json": b'{"settings": {}}', "a/x.jpg": b"x",
+                      "b/run.json": b"[1", "b/y.jpg": b"x", "b/z.parquet": parquet_bytes(pa.table({"jpg": [b"x"]}))})  # fmt: skip
+    assert uris(store.url) == [
+        f"{store.url}/{name}" for name in ("a/x.jpg", "b/y.jpg", "b/z.parquet#00000000")
+    ]
+
+
+def test_only_regular_files_are_listed(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    os.mkfifo(tmp_path / "fifo.jpg")
+    os.mkfifo(tmp_path / "fifo.tar")
+    os.mkfifo(tmp_path / "run.json")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s.jpg"))
+        assert uris(str(tmp_path)) == uris(f"{tmp_path}/*") == [f"{tmp_path}/a.jpg"]
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        uris(str(tmp_path / "fifo.jpg"))
+
+
+def test_list_whose_names_do_not_resolve_says_so(store):
+    write_all(store, {"photos/a.jpg": b"x", "lists/0.txt": b"a.jpg\nb.jpg\n", "lists/1.csv": b"path\na.jpg\n",
+                      "lists/2.txt": b"b.jpg\n../photos/a.jpg\n",
+                      "lists/3.txt": "\n".join(f"{i}.jpg" for i in range(150)).encode()})  # fmt: skip
+    for name, count in (("0.txt", "no name"), ("1.csv", "no name"), ("3.txt", "none of the first 100 names")):
+        with pytest.raises(
+            InputError, match=rf"{count} in .*/{name} .* looked for at .*/lists/\w\.jpg.*Relative"
+        ):
+            uris(f"{store.url}/lists/{name}")
+    if store.is_local:  # one of two is found: the other becomes a row
+        assert len(uris(f"{store.url}/lists/2.txt")) == 2
 
 
 def test_text_list_keeps_everything_it_names(store):
@@ -147,7 +242,7 @@ def test_list_of_tars_means_their_members(store):
 @pytest.mark.parametrize("column", ["uri", "URL", "path", "image_path", "Filename"])
 def test_csv_list_finds_its_column_and_keeps_others(store, column):
     text = f'title,{column},price\n"a, b",x.jpg,3\nü,/abs/y.jpg,\n,,\n'
-    store.write_new("list.csv", b"\xef\xbb\xbf" + text.encode())
+    write_all(store, {"list.csv": b"\xef\xbb\xbf" + text.encode(), "x.jpg": b"x"})
     assert [
         (ref.uri, ref.columns) for ref in list_images(f"{store.url}/list.csv", keep=["title", "price"])
     ] == [
@@ -157,7 +252,7 @@ def test_csv_list_finds_its_column_and_keeps_others(store, column):
 
 
 def test_tsv_list(store):
-    store.write_new("list.tsv", b"path\ttag\nx.jpg\tq\n")
+    write_all(store, {"list.tsv": b"path\ttag\nx.jpg\tq\n", "x.jpg": b"x"})
     assert [ref.columns for ref in list_images(f"{store.url}/list.tsv", keep=["tag"])] == [{"tag": "q"}]
 
 
