@@ -94,6 +94,10 @@ def plan_images(
     than the run's own is refused. Bad input is refused before anything is written: a source is listed,
     and found to hold at least one image, before the run folder is made.
     """
+    if normalise_url(run_url) in {normalise_url(one) for one in _as_list(source)}:
+        raise InputError(
+            f"{run_url} holds the images: give the run a folder of its own, such as {run_url.rstrip('/')}/run"
+        )
     refs = None if is_run(run_url) else list_sorted(source, keep)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
     for _ in range(MAX_RACES):
@@ -106,6 +110,10 @@ def plan_images(
         refs = None  # used up; what is new is looked at again, against the plan that now stands
         log.warning("%s: another process has just planned images; looking again at what is new", run.url)
     raise WorkFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
+
+
+def _as_list(source: Source) -> Sequence[str]:
+    return [source] if isinstance(source, str) else source
 
 
 def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: Source) -> None:
@@ -130,7 +138,7 @@ def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: So
 
 def describe_source(source: Source) -> dict[str, Any]:
     """What a plan keeps of its source; `sha256` is equal for relative and absolute paths, in any order."""
-    urls = sorted({normalise_url(url) for url in ([source] if isinstance(source, str) else source)})
+    urls = sorted({normalise_url(url) for url in _as_list(source)})
     digest = hashlib.sha256("\n".join(urls).encode("utf-8", "surrogateescape")).hexdigest()
     file = _stat_file(urls[0]) if len(urls) == 1 else ""
     return {"urls": urls[:SOURCES_SHOWN], "count": len(urls), "sha256": digest, "file": file}

@@ -201,3 +201,23 @@ def test_plan_reader_finds_what_another_process_appended(folder, tmp_path):
     reader = PlanReader(run, read_segments(run))
     plan_images(run.url, settings(), add_images(tmp_path / "more", "new.jpg"), append=True)
     assert [image.uri.rpartition("/")[2] for image in reader.read_shard(3)] == ["new.jpg"]
+
+
+def test_run_among_its_images_is_not_planned_itself(folder, tmp_path):
+    inside = f"{folder}/runs/a"
+    run = plan_images(inside, settings(), folder)
+    assert read_segments(run)[0].num_images == 11
+    (tmp_path / "images" / "new.jpg").write_bytes(b"new")
+    for url in (inside, f"{folder}/runs/b"):  # its own run folder, and that of another run
+        run = plan_images(url, settings(), folder, append=True)
+    assert [segment.num_images for segment in read_segments(plan_images(inside, settings(), folder))] == [
+        11,
+        1,
+    ]
+    assert [segment.num_images for segment in read_segments(run)] == [12]
+
+
+def test_run_in_the_image_folder_itself_is_refused(folder, tmp_path):
+    with pytest.raises(InputError, match="give the run a folder of its own"):
+        plan_images(f"{folder}/", settings(), folder)
+    assert not (tmp_path / "images" / "run.json").exists()

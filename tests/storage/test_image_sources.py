@@ -177,7 +177,8 @@ def test_run_folder_is_never_listed(store, place):
 
 def test_run_json_of_others_is_no_run(store):
     write_all(store, {"a/run.json": b'{"settings": {}}', "a/x.jpg": b"x",
-                      "b/run.json": b"[1", "b/y.jpg": b"x", "b/z.parquet": parquet_bytes(pa.table({"jpg": [b"x"]}))})  # fmt: skip
+                      "b/run.json": b"[1", "b/y.jpg": b"x",
+                      "b/z.parquet": parquet_bytes(pa.table({"jpg": [b"x"]}))})  # fmt: skip
     assert uris(store.url) == [
         f"{store.url}/{name}" for name in ("a/x.jpg", "b/y.jpg", "b/z.parquet#00000000")
     ]
