@@ -21,9 +21,8 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from ckn_scale.search.shard import Hit
-from ckn_scale.serving.limits import ApiError, RequestGate, error_response, read_body
+from ckn_scale.serving.limits import ApiError, BodyReader, Places, RequestGate, error_response
 from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
-from ckn_scale.serving.settings import ServeSettings
 
 logger = logging.getLogger(__name__)
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -91,13 +90,18 @@ def make_api(router: SearchRouter) -> RequestGate:
 
 
 def _add_routes(app: FastAPI, router: SearchRouter) -> None:
+    bodies, places = BodyReader(router.settings), Places(router.settings.max_in_flight)
+
     @app.post("/v1/search", responses=_errors(400, 401, 408, 413, 415, 422, 429, 503), openapi_extra=_BODY)
     async def search(request: Request) -> SearchResponse:
         started = time.perf_counter()
-        body = await _read_json_body(request, router.settings)
-        # A body of 16 MiB takes tens of milliseconds to parse: not on the event loop.
-        query, image = await asyncio.to_thread(parse_search, body, router.settings.max_k)
-        answer = await router.search(image, query.k, query.box, strict=query.strict)
+        _check_is_json(request)
+        places.check_free()  # before a body travels in vain
+        body = await bodies.read(request.receive, request.headers.get("content-length"))
+        with places.take():
+            # A body of 16 MiB takes tens of milliseconds to parse: not on the event loop.
+            query, image = await asyncio.to_thread(parse_search, body, router.settings.max_k)
+            answer = await router.search(image, query.k, query.box, strict=query.strict)
         return _make_response(answer, total_ms=1e3 * (time.perf_counter() - started))
 
     @app.get("/v1/images/{image_id}/thumbnail", responses=_errors("4XX", 503), response_class=Response)
@@ -139,17 +143,11 @@ def parse_search(body: bytes, max_k: int) -> tuple[SearchRequest, bytes]:
         raise ApiError(400, "bad_request", "image must be base64 of an image file") from None
 
 
-async def _read_json_body(request: Request, settings: ServeSettings) -> bytes:
+def _check_is_json(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         message = f"the body must be JSON with content-type application/json, got {media_type or 'none'!r}"
         raise ApiError(415, "unsupported_media_type", message)
-    return await read_body(
-        request.receive,
-        request.headers.get("content-length"),
-        limit_bytes=settings.body_limit_bytes,
-        timeout_s=settings.body_timeout_s,
-    )
 
 
 def _describe_invalid(complaint: Mapping[str, Any]) -> str:

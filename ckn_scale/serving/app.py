@@ -155,11 +155,13 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
     from ray import serve
 
     from ckn_scale.ray_cluster import FULL_PRIORITY, connect_ray
+    from ckn_scale.serving import slow_headers
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Answers come before batch work, so the replicas keep the priority of this process; deployments
     # ask for no CPU here.
-    with connect_ray(ray_address, num_cpus=1, environment=FULL_PRIORITY):
+    environment = {**FULL_PRIORITY, **slow_headers.ENVIRONMENT}
+    with connect_ray(ray_address, num_cpus=1, environment=environment):
         if ray_address is not None:
             _check_application_is_new()
         location = "HeadOnly" if ray_address is None else "EveryNode"

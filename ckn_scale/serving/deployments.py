@@ -117,7 +117,7 @@ def bind_application(settings: ServeSettings) -> serve.Application:
         Ingress,
         name="ingress",
         num_replicas=settings.ingress_replicas,
-        max_ongoing_requests=settings.max_in_flight + OTHER_REQUESTS,
+        max_ongoing_requests=settings.max_in_flight + settings.max_bodies + OTHER_REQUESTS,
         max_queued_requests=OTHER_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         ray_actor_options={"num_cpus": settings.ingress_cpus},

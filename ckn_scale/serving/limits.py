@@ -1,13 +1,17 @@
-"""What a request must pass before it is worked on: host, key, free place, size. Plain ASGI layers.
+"""What a request must pass before it is worked on: host, key, a body in good time, a free place.
 
-Each layer refuses with JSON `{"error": {"code", "message"}}` and never reads a body it will not use.
+Who does not pass gets JSON `{"error": {"code", "message"}}`, and no body is read that is not used.
+The deadline of the headers is in `slow_headers.py`: they are read before this code sees a request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -20,7 +24,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PROTECTED_PREFIX = "/v1/"
-SEARCH_PATH = "/v1/search"
+MIN_BODY_BYTES_PER_S = 32 * 1024  # a phone at the edge of its network is faster
+CLOSE = {"connection": "close"}  # what is left of the body is not waited for
 PAGE_POLICY = "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -48,12 +53,11 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 class RequestGate:
-    """The layer around the API: checks host, key and free places before anything is read."""
+    """The layer around the API: checks host and key before anything is read."""
 
     def __init__(self, app: App, settings: ServeSettings) -> None:
         self._app = app
         self._settings = settings
-        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,52 +72,115 @@ class RequestGate:
         except ApiError as error:
             await error_response(error)(scope, receive, secured)
             return
-        await self._admit(scope, receive, secured)
+        await self._app(scope, receive, secured)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        counted = scope["path"] == SEARCH_PATH
-        if counted and self._in_flight >= self._settings.max_in_flight:
-            message = f"{self._in_flight} searches are under way, which is the limit: try again in a second"
-            await error_response(too_busy(message))(scope, receive, send)
-            return
-        self._in_flight += counted
+
+class Places:
+    """How many searches may be under way. A place is taken when the body is there: slow senders hold none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._taken = 0
+
+    def check_free(self) -> None:
+        if self._taken >= self._count:
+            message = f"{self._taken} searches are under way, which is the limit: try again in a second"
+            raise too_busy(message)
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[None]:
+        self.check_free()
+        self._taken += 1
         try:
-            await self._app(scope, receive, send)
+            yield
         finally:
-            self._in_flight -= counted
+            self._taken -= 1
 
 
-async def read_body(receive: Receive, declared: str | None, *, limit_bytes: int, timeout_s: float) -> bytes:
-    """A request's body, refused as soon as it grows past the limit or takes longer than the timeout.
+@dataclass(eq=False)
+class _Arrival:
+    """A body on its way."""
 
-    `declared` is its Content-Length, where the client sent one.
+    task: asyncio.Task[bytes] | None
+    started: float
+    received: int = 0
+    ended: bool = False
+
+    @property
+    def pace(self) -> float:
+        """Until when its bytes would last at the least rate; the lowest is the furthest behind."""
+        return self.started + self.received / MIN_BODY_BYTES_PER_S
+
+
+class BodyReader:
+    """Reads bodies, at most `max_bodies` at once, none too large, too long or too slow.
+
+    When one more arrives than there may be, the one that is furthest behind gives way: clients that
+    hold connections open without sending keep nobody out.
     """
-    if declared and declared.isdigit() and int(declared) > limit_bytes:
-        raise too_large(limit_bytes)
-    try:
-        return await asyncio.wait_for(_read_chunks(receive, limit_bytes), timeout_s)
-    except asyncio.TimeoutError:
-        message = f"the request's body did not arrive within {timeout_s:g} s"
-        raise ApiError(408, "body_timeout", message) from None
 
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._arriving: set[_Arrival] = set()
 
-async def _read_chunks(receive: Receive, limit_bytes: int) -> bytes:
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ApiError(400, "disconnected", "the client closed the connection before the body's end")
-        body += message.get("body", b"")
-        if len(body) > limit_bytes:
+    async def read(self, receive: Receive, declared: str | None) -> bytes:
+        """The whole body; `declared` is its Content-Length, where the client sent one."""
+        limit_bytes = self._settings.body_limit_bytes
+        if declared and declared.isdigit() and int(declared) > limit_bytes:
             raise too_large(limit_bytes)
-        more = message.get("more_body", False)
-    return bytes(body)
+        if len(self._arriving) >= self._settings.max_bodies:
+            self._end_slowest()
+        arrival = _Arrival(None, time.monotonic())
+        arrival.task = asyncio.ensure_future(self._read_chunks(receive, arrival))
+        self._arriving.add(arrival)
+        try:
+            return await arrival.task
+        except asyncio.CancelledError:
+            if not arrival.ended:
+                raise
+            message = "other requests were waiting, and this one's body came the slowest: try again"
+            raise too_busy(message).with_headers(CLOSE) from None
+        finally:
+            arrival.task.cancel()
+            self._arriving.discard(arrival)
+
+    def _end_slowest(self) -> None:
+        slowest = min(self._arriving, key=lambda arrival: arrival.pace)
+        self._arriving.discard(slowest)
+        slowest.ended = True
+        if slowest.task is not None:
+            slowest.task.cancel()
+
+    async def _read_chunks(self, receive: Receive, arrival: _Arrival) -> bytes:
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._receive_in_time(receive, arrival)
+            if message["type"] == "http.disconnect":
+                raise ApiError(400, "disconnected", "the client closed the connection before the body's end")
+            body += message.get("body", b"")
+            arrival.received = len(body)
+            if len(body) > self._settings.body_limit_bytes:
+                raise too_large(self._settings.body_limit_bytes)
+            more = message.get("more_body", False)
+        return bytes(body)
+
+    async def _receive_in_time(self, receive: Receive, arrival: _Arrival) -> MutableMapping[str, Any]:
+        total_s, grace_s = self._settings.body_timeout_s, self._settings.body_grace_s
+        due = min(arrival.started + total_s, arrival.pace + grace_s)
+        try:
+            return await asyncio.wait_for(receive(), due - time.monotonic())
+        except asyncio.TimeoutError:
+            message = (
+                f"the request's body did not arrive within {total_s:g} s, or at less than "
+                f"{MIN_BODY_BYTES_PER_S // 1024} KiB/s after its first {grace_s:g} s"
+            )
+            raise ApiError(408, "body_timeout", message).with_headers(CLOSE) from None
 
 
 def too_large(limit_bytes: int) -> ApiError:
     message = f"the request's body is larger than {limit_bytes / 2**20:g} MiB: send a smaller image"
-    return ApiError(413, "body_too_large", message).with_headers({"connection": "close"})
+    return ApiError(413, "body_too_large", message).with_headers(CLOSE)
 
 
 def too_busy(message: str) -> ApiError:

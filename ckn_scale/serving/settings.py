@@ -28,6 +28,8 @@ class ServeSettings(BaseModel):
     # Limits of the ingress
     body_limit_bytes: int = Field(default=16 * MEBIBYTE, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
+    body_grace_s: float = Field(default=5.0, gt=0)  # after which a body must keep a least rate
+    max_bodies: int = Field(default=32, ge=1)  # arriving at once, per ingress replica; the slowest give way
     max_in_flight: int = Field(default=16, ge=1)  # searches per ingress replica; more get 429
     require_keys: bool = True
     key_hashes: tuple[str, ...] = ()

@@ -28,13 +28,14 @@ def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(photo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Two shard groups, keys on, few places, versions looked for often."""
+    """Two shard groups, keys on, few places and bodies, versions looked for often."""
     running = start_server(
         tmp_path_factory.mktemp("home"),
         run_url=str(photo_run),
         shard_groups=2,
         api_keys=[KEY],
         max_in_flight=4,
+        max_bodies=8,
         version_poll_s=0.5,
         shard_timeout_s=1.0,
     )

@@ -230,8 +230,37 @@ def test_a_body_that_never_ends_is_given_up():
         headers = {"content-type": "application/json"}
         answer = await server.client.post("/v1/search", content=stall(), headers=headers)
         assert_error(answer, 408, "body_timeout", "0.1 s")
+        assert answer.headers["connection"] == "close"
 
     with_server(check, body_timeout_s=0.1)
+    with_server(check, body_grace_s=0.1)
+
+
+def test_bodies_on_their_way_hold_no_place_and_the_slowest_gives_way():
+    async def check(server):
+        begun, goes_on = [], asyncio.Event()
+
+        async def trickle(size):
+            yield b"x" * size
+            begun.append(size)
+            await goes_on.wait()
+
+        headers = {"content-type": "application/json"}
+        sizes = (20_000, 1, 10_000)
+        slow = []
+        for i, size in enumerate(sizes):
+            request = server.client.post("/v1/search", content=trickle(size), headers=headers)
+            slow.append(asyncio.create_task(request))
+            while len(begun) <= i:
+                await asyncio.sleep(0)
+        assert (await server.search()).status_code == 200
+        assert_error(await slow[1], 429, "too_busy", "came the slowest")
+        goes_on.set()
+        for i in (0, 2):
+            assert_error(await slow[i], 400, "bad_request")
+        assert (await server.search()).status_code == 200
+
+    with_server(check, max_in_flight=3, max_bodies=3)
 
 
 def test_more_searches_than_places_get_429_and_places_come_free_again():
