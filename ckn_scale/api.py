@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.runners.base import ProgressHook
-from ckn_scale.runners.index_images import IndexReport, check_tolerance, index_images
+from ckn_scale.runners.index_images import IndexReport, index_images
 from ckn_scale.steps.model_parts import settings_for_models
 
 
@@ -34,7 +34,7 @@ def index(
     Raises WorkFailed when shards failed, the gate was not passed or too many images were unusable.
     """
     settings = settings_for_models(load_settings(preset, config, overrides), models)
-    report = index_images(
+    return index_images(
         images,
         run,
         settings,
@@ -46,5 +46,3 @@ def index(
         check_all=check,
         on_progress=on_progress,
     )
-    check_tolerance(report, settings.publish.max_failed_share)
-    return report

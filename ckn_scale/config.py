@@ -69,7 +69,10 @@ class PublishSettings(Closed):
     queries_per_shard: Count = 32
     target: Share = 0.8
     confidence: Share = 0.95
-    max_failed_share: Share = 0.02  # rejected images above this share make the exit code 1
+    # Nothing is published when more than this share of the images that no version holds yet could not be
+    # used, or of those that the current version holds is lost since. What was published with its failures,
+    # within the share or by --accept, is not held against a later append.
+    max_failed_share: Share = 0.02
 
 
 class NumericsSettings(Closed):

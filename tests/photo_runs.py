@@ -136,7 +136,7 @@ def assert_conserved(run: Path | str) -> dict[str, int]:
     import pyarrow as pa
 
     from ckn_scale.steps.plan import read_segments
-    from ckn_scale.steps.publish import count_states
+    from ckn_scale.steps.publish import read_candidate
     from ckn_scale.storage.run_folder import RunFolder
     from ckn_scale.storage.shards import read_table
 
@@ -149,7 +149,7 @@ def assert_conserved(run: Path | str) -> dict[str, int]:
     )
     assert rows.column("image_id").to_pylist() == list(range(planned))
     states = rows.column("state").to_pylist()
-    counted = count_states(opened)
+    counted = read_candidate(opened).states
     assert counted == {state: states.count(state) for state in sorted(set(states))}
     return counted
 

@@ -61,7 +61,7 @@ def index(
         return
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
-    from ckn_scale.runners.index_images import check_tolerance, index_images
+    from ckn_scale.runners.index_images import index_images
 
     report = index_images(
         images,
@@ -76,7 +76,6 @@ def index(
         on_progress=ProgressLine(quiet=quiet),
     )
     print(f"version {report.version} of {report.run}: {count_states(report.states)}")
-    check_tolerance(report, settings.publish.max_failed_share)
 
 
 def plan(
@@ -165,13 +164,12 @@ def publish(
     \b
     ckn-scale publish run/
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+    with _open_driver(run, workers, ray, quiet) as (driver, _):
         from ckn_scale.runners import index_images as path
 
         version = path.publish(driver, accept=accept)
     report = path.summarise(driver, version)
     print(f"version {version} of {report.run}: {count_states(report.states)}")
-    path.check_tolerance(report, settings.publish.max_failed_share)
 
 
 def register(app: typer.Typer) -> None:

@@ -29,7 +29,12 @@ Models = Annotated[
     str | None,
     typer.Option(help="A run, or its models/000001.json, to take the models of."),
 ]
-Accept = Annotated[bool, typer.Option("--accept", help="Publish below the target, on record.")]
+Accept = Annotated[
+    bool,
+    typer.Option(
+        "--accept", help="Publish below publish.target, or above publish.max_failed_share, on record."
+    ),
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Read every file of the run; make again what is damaged.")
 ]

@@ -20,33 +20,37 @@ from ckn_scale.runners.base import (
 )
 from ckn_scale.runners.sight import Sight, show_sight
 from ckn_scale.steps.base import Step, check_fingerprint
-from ckn_scale.steps.build_index import BuildIndex, name_build, write_build_manifest
+from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import adopt_models, mend_models, record_generation
 from ckn_scale.steps.pipeline import list_training
 from ckn_scale.steps.plan import Source, plan_images
-from ckn_scale.steps.publish import count_states, find_published, publish_version
+from ckn_scale.steps.publish import (
+    Candidate,
+    find_published,
+    is_current,
+    publish_version,
+    read_candidate,
+    require_few_failures,
+)
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, find_misfits
 
 log = logging.getLogger(__name__)
 
+MAX_STARTS = 20  # of publishing, while others change the run
+
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What a call did, step by step, and how the run stands now."""
+    """What a call did, step by step, and the images by state of the version that is current now."""
 
     run: str
     version: int
     states: dict[str, int]
     steps: list[StepReport]
-
-    @property
-    def failed_share(self) -> float:
-        total = sum(self.states.values())
-        return 1 - self.states.get("ok", 0) / total if total else 0.0
 
 
 class Driver:
@@ -157,8 +161,7 @@ def index_images(
 def _do_all(driver: Driver, settings: Settings, *, accept: bool) -> int:
     sample(driver, settings)
     train(driver, settings)
-    driver.do(EncodeImages)
-    return publish(driver, accept=accept)
+    return publish(driver, accept=accept, encode=True)
 
 
 @contextmanager
@@ -199,17 +202,42 @@ def _is_untrained(driver: Driver, settings: Settings) -> bool:
     return driver.check_all and mend_models(driver.run, settings)
 
 
-def build(driver: Driver) -> BuildIndex:
+def build(driver: Driver, candidate: Candidate | None = None) -> BuildIndex:
     """The index shards of what is encoded."""
-    step = driver.do(BuildIndex, {"build": name_build(driver.run)})
+    candidate = candidate or read_candidate(driver.run)
+    step = driver.do(BuildIndex, {"build": candidate.build})
     assert isinstance(step, BuildIndex)
     return step
 
 
-def publish(driver: Driver, *, accept: bool) -> int:
-    """Build, certify and publish what is encoded; the version that is current afterwards."""
-    built = build(driver)
-    current = find_published(built)
+def publish(driver: Driver, *, accept: bool, encode: bool = False) -> int:
+    """Build, certify and publish what is encoded; the version that is current afterwards.
+
+    When another process appends, retries or publishes meanwhile, this starts over with what stands then.
+    `encode` does so from the start; without it images that are not encoded yet are refused.
+    """
+    for _ in range(MAX_STARTS):
+        if encode:
+            driver.do(EncodeImages)
+        candidate = None
+        try:
+            candidate = read_candidate(driver.run)
+            return _publish_candidate(driver, candidate, accept=accept)
+        except WorkFailed as failure:
+            if is_current(driver.run, candidate) if candidate else not encode:
+                raise
+            log.warning("%s; starting over with what the run holds now", failure)
+            encode = True
+    raise WorkFailed(
+        f"{driver.run.url}: others changed it {MAX_STARTS} times before it was published; try again"
+    )
+
+
+def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) -> int:
+    if not accept:
+        require_few_failures(driver.run, candidate)
+    built = build(driver, candidate)
+    current = find_published(candidate, built)
     if current is not None:
         return current
     manifest = write_build_manifest(built)
@@ -217,18 +245,9 @@ def publish(driver: Driver, *, accept: bool) -> int:
     certified = driver.do(CertifyIndex, params)
     assert isinstance(certified, CertifyIndex)
     certificate = make_certificate(certified)
-    return publish_version(driver.run, built.params["build"], manifest, certificate, accept=accept)
+    return publish_version(driver.run, candidate, manifest, certificate, accept=accept)
 
 
 def summarise(driver: Driver, version: int) -> IndexReport:
-    return IndexReport(driver.run.url, version, count_states(driver.run), driver.reports)
-
-
-def check_tolerance(report: IndexReport, max_failed_share: float) -> None:
-    """WorkFailed when more images than tolerated could not be used."""
-    if report.failed_share > max_failed_share:
-        bad = {state: count for state, count in report.states.items() if state != "ok"}
-        raise WorkFailed(
-            f"{report.failed_share:.1%} of the images could not be indexed ({bad}), more than "
-            f"publish.max_failed_share = {max_failed_share:g}; see `ckn-scale failures {report.run}`"
-        )
+    states = driver.run.versions.read(version)["states"]
+    return IndexReport(driver.run.url, version, states, driver.reports)

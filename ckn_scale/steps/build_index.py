@@ -7,7 +7,7 @@ built again gives the same name, and finds its shards done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.plan import PlanReader, count_shards, list_replaced, require_segments
+from ckn_scale.steps.plan import PlanReader, Segment, count_shards, list_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
@@ -35,15 +35,15 @@ from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, read_table
 
 
-def name_build(run: RunFolder) -> str:
-    """The name of the build that the committed vectors make; WorkFailed while some are missing."""
-    commits = run.commits(EncodeImages.name).committed()
-    total = count_shards(require_segments(run))
-    if len(commits) < total:
-        raise WorkFailed(f"{run.url}: {total - len(commits)} of {total} shards are not encoded yet")
+def name_build(run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]) -> str:
+    """The name of the build that the vectors of a plan make; WorkFailed while some are missing."""
+    total = count_shards(segments)
+    missing = sum(shard_id not in encoded for shard_id in range(total))
+    if missing:
+        raise WorkFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
     content = hashlib.sha256()
-    for shard_id, commit in sorted(commits.items()):
-        content.update(f"{shard_id} {commit.files['vectors'].sha256}\n".encode())
+    for shard_id in range(total):
+        content.update(f"{shard_id} {encoded[shard_id].files['vectors'].sha256}\n".encode())
     for name, file in sorted(read_generation(run)[1].items()):
         content.update(f"{name} {file.sha256}\n".encode())
     return content.hexdigest()[:16]
@@ -62,7 +62,12 @@ class BuildIndex(Step):
 
     @cached_property
     def encoded(self) -> dict[int, Commit]:
-        return self.run.commits(EncodeImages.name).committed()
+        encoded = self.run.commits(EncodeImages.name).committed()
+        if name_build(self.run, self.plan.segments, encoded) != self.params["build"]:
+            raise WorkFailed(
+                f"{self.run.url}: images were appended or encoded anew since the build was named"
+            )
+        return encoded
 
     @cached_property
     def replaced(self) -> pa.Array:
@@ -75,7 +80,8 @@ class BuildIndex(Step):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         size = self.settings.index.shards_per_index_shard
         covered = [one for one in range(shard_id * size, (shard_id + 1) * size) if one in self.encoded]
-        vectors = pa.concat_tables(self._read_vectors(one) for one in covered)
+        usable = pa.concat_tables(self._read_usable(one) for one in covered)
+        vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), self.replaced)))
         side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
         ids = vectors.column("image_id").to_numpy()
         index = build_exact(read_vectors(vectors).astype(np.float32), ids)
@@ -83,12 +89,12 @@ class BuildIndex(Step):
         written = write_index_shard(self.run.store, folder, shard_id, index.to_bytes(), side)
         files = {"index": _as_data(written.index, len(ids)), "table": _as_data(written.table, len(ids))}
         report = {"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows}
+        report["replaced"] = len(usable) - len(vectors)
         return ShardResult(files=files, report=report)
 
-    def _read_vectors(self, shard_id: int) -> pa.Table:
+    def _read_usable(self, shard_id: int) -> pa.Table:
         table = read_table(self.run.store, self.encoded[shard_id].files["vectors"])
-        table = table.filter(pc.equal(table.column("state"), "ok"))
-        return table.filter(pc.invert(pc.is_in(table.column("image_id"), self.replaced)))
+        return table.filter(pc.equal(table.column("state"), "ok"))
 
     def _side_columns(self, covered: Sequence[int], ids: pa.ChunkedArray) -> tuple[Any, ...]:
         planned = pa.concat_tables(self.plan.read_table(shard_id) for shard_id in covered)
@@ -110,6 +116,7 @@ def list_index_shards(step: BuildIndex) -> list[IndexShard]:
 
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
+    commits = step.log.committed()
     shards = list_index_shards(step)
     generation, models = read_generation(step.run)
     dim = int(_first_vectors(step).schema.metadata[b"dim"])
@@ -120,7 +127,7 @@ def write_build_manifest(step: BuildIndex) -> StoredFile:
         models={name: {"path": file.path, "sha256": file.sha256} for name, file in models.items()},
         shards=tuple(shards),
         kind=step.settings.index.kind,
-        extra={"generation": generation},
+        extra={"generation": generation, "replaced": sum(one.report["replaced"] for one in commits.values())},
     )
     return write_manifest(step.run.store, f"index/{step.params['build']}-{new_attempt()}", manifest)
 
@@ -138,4 +145,5 @@ def _as_shard(shard_id: int, commit: Commit) -> IndexShard:
         StoredFile(file.path, file.sha256, file.size_bytes)
         for file in (commit.files["index"], commit.files["table"])
     )
-    return IndexShard(shard=shard_id, index=index, table=table, **commit.report)
+    report = {name: commit.report[name] for name in ("rows", "first_id", "last_id")}
+    return IndexShard(shard=shard_id, index=index, table=table, **report)

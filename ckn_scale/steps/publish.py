@@ -1,65 +1,183 @@
-"""Publish: a certified build becomes the current version, by one numbered record."""
+"""Publish: a certified build becomes the current version, by one numbered record.
+
+One rule for all who publish. The version number is read first, then the plan, the models and the
+commits; what they name is built and certified; the record is created under the number after the one
+that was read, and only while plan, models and commits still name the same. Else whoever publishes
+starts over. So a version never holds less of the plan than the one before it, however long a process
+slept, and of two that publish the same one record remains.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from ckn_scale.config import parse_settings
 from ckn_scale.errors import DataDamaged, WorkFailed
-from ckn_scale.steps.build_index import BuildIndex, list_index_shards
+from ckn_scale.steps.base import check_fingerprint
+from ckn_scale.steps.build_index import BuildIndex, list_index_shards, name_build
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plan import require_segments
-from ckn_scale.storage.index_files import StoredFile, read_manifest
-from ckn_scale.storage.records import RecordLog, new_attempt
+from ckn_scale.steps.failpoints import reach
+from ckn_scale.steps.model_parts import read_generation
+from ckn_scale.steps.plan import Segment, count_shards, require_segments
+from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
+from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """What the records of a run name at one moment: what a version published now has to hold."""
+
+    after: int  # the highest version number in use
+    segments: tuple[Segment, ...]
+    generation: int
+    encoded: Mapping[int, Commit]
+    build: str
+    current: Mapping[str, Any] | None = field(compare=False)  # the version that stands
+
+    @property
+    def states(self) -> dict[str, int]:
+        return _sum_states(self.encoded.values())
+
+    def states_of(self, segments: Iterable[Segment]) -> dict[str, int]:
+        shards = (segment.first_shard + one for segment in segments for one in range(segment.num_shards))
+        return _sum_states(self.encoded[shard_id] for shard_id in shards)
+
+
+def read_candidate(run: RunFolder) -> Candidate:
+    """WorkFailed while images are not encoded; RunMismatch when another release encoded some of them."""
+    after = max(run.versions.numbers(), default=0)  # first, so that what is read next is not older
+    latest = run.versions.latest()
+    segments = tuple(require_segments(run))
+    generation, _ = read_generation(run)
+    step = EncodeImages(run)
+    shards = range(count_shards(segments))
+    encoded = {one: commit for one, commit in step.log.committed().items() if one in shards}
+    for commit in encoded.values():
+        check_fingerprint(step, commit)
+    build = name_build(run, segments, encoded)
+    candidate = Candidate(after, segments, generation, encoded, build, latest and latest[1])
+    planned, counted = sum(segment.num_images for segment in segments), sum(candidate.states.values())
+    if counted != planned:
+        raise WorkFailed(f"{run.url}: {planned} images planned, {counted} have a state")
+    return candidate
+
+
+def is_current(run: RunFolder, candidate: Candidate) -> bool:
+    """Whether the records of the run still name the same."""
+    try:
+        return read_candidate(run) == candidate
+    except WorkFailed:
+        return False  # images were appended and are not encoded yet
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Images that could not be used, of those that no version holds yet, and of those one held."""
+
+    new_images: int
+    new_failed: dict[str, int]  # by state
+    held_images: int  # ok in the current version
+    lost: int  # of them, not ok any more: a retry met a store that had lost them
+
+    @property
+    def share(self) -> float:
+        """The larger one: among the new images, or among those that were held."""
+        new = sum(self.new_failed.values()) / self.new_images if self.new_images else 0.0
+        return max(new, self.lost / self.held_images if self.held_images else 0.0)
+
+
+def count_failures(candidate: Candidate) -> Failures:
+    held = candidate.current or {"segments": 0, "states": {}}
+    new = candidate.states_of(one for one in candidate.segments if one.number > held["segments"])
+    old = candidate.states_of(one for one in candidate.segments if one.number <= held["segments"])
+    was_ok = held["states"].get("ok", 0)
+    failed = {state: count for state, count in new.items() if state != "ok"}
+    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)))
+
+
+def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
+    """WorkFailed when more than publish.max_failed_share of the new images could not be used."""
+    failures, limit = count_failures(candidate), _max_failed_share(run)
+    if failures.share <= limit:
+        return
+    parts = []
+    if failures.new_failed:
+        states = ", ".join(f"{count} {state}" for state, count in failures.new_failed.items())
+        bad = sum(failures.new_failed.values())
+        parts.append(f"{bad} of {failures.new_images} new images could not be used ({states})")
+    if failures.lost:
+        parts.append(f"{failures.lost} of {failures.held_images} published images cannot be used any more")
+    raise WorkFailed(
+        f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {limit:g}; "
+        f"`ckn-scale failures {run.url}` lists them and with --retry tries them again, "
+        "`--accept` publishes all the same, on record"
+    )
+
+
+def _max_failed_share(run: RunFolder) -> float:
+    return parse_settings(run.settings).publish.max_failed_share
+
+
 def publish_version(
     run: RunFolder,
-    build: str,
+    candidate: Candidate,
     manifest: StoredFile,
     certificate: Mapping[str, Any],
     *,
     accept: bool = False,
 ) -> int:
-    """The number of the version that now is current. `accept` publishes below the target, on record."""
-    states = count_states(run)
+    """The number of the version that now is current. `accept` publishes what a gate refused, on record.
+
+    WorkFailed when the run changed since the candidate was read: then start over.
+    """
+    if not accept:
+        require_few_failures(run, candidate)
     if not certificate["passed"] and not accept:
         raise WorkFailed(_explain_refusal(certificate))
+    content = read_manifest(run.store, manifest.path, manifest.sha256)
+    _check_rows(candidate, content)
+    failures = count_failures(candidate)
     body = {
         "attempt": new_attempt(),
-        "build": build,
+        "build": candidate.build,
         "manifest": manifest.path,
         "manifest_sha256": manifest.sha256,
+        "rows": content.rows,
+        "segments": candidate.segments[-1].number,
+        "generation": candidate.generation,
         "certificate": {**certificate, "accepted": bool(accept and not certificate["passed"])},
-        "states": states,
+        "states": candidate.states,
+        "failures": {**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
     }
-    number = _append_once(run.versions, body)
-    log.info("version %d is build %s", number, build)
-    return number
+    if is_current(run, candidate):
+        reach("data_written", "publish", candidate.after + 1)
+        if _create_once(run, candidate.after + 1, body):
+            log.info("version %d is build %s", candidate.after + 1, candidate.build)
+            return candidate.after + 1
+    raise WorkFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
 
 
-def _append_once(versions: RecordLog, body: Mapping[str, Any]) -> int:
-    """The next version; or the latest, if another driver has just published the same manifest."""
-    while True:
-        latest = versions.latest()
-        if latest is not None and latest[1]["manifest_sha256"] == body["manifest_sha256"]:
-            return latest[0]
-        number = max(versions.numbers(), default=0) + 1
-        with contextlib.suppress(DataDamaged):  # a damaged record keeps its number
-            if versions.create(number, dict(body)).won:
-                return number
+def _create_once(run: RunFolder, number: int, body: dict[str, Any]) -> bool:
+    """Whether version `number` holds this manifest: of this process, or of another that had the same."""
+    try:
+        standing = run.versions.create(number, body).body
+    except DataDamaged:
+        return False  # a damaged record keeps its number
+    return standing["manifest_sha256"] == body["manifest_sha256"]
 
 
-def find_published(built: BuildIndex) -> int | None:
+def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
     """The current version, if it is this build and names the index files that stand."""
     latest = built.run.versions.latest()
-    if latest is None or latest[1]["build"] != built.params["build"]:
+    if latest is None or latest[1]["build"] != candidate.build:
         return None
     try:
         manifest = read_manifest(built.run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
@@ -68,14 +186,19 @@ def find_published(built: BuildIndex) -> int | None:
     return latest[0] if list(manifest.shards) == list_index_shards(built) else None
 
 
-def count_states(run: RunFolder) -> dict[str, int]:
-    """Images by state; WorkFailed unless every planned image is in exactly one."""
-    planned = sum(segment.num_images for segment in require_segments(run))
+def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
+    usable, replaced = candidate.states.get("ok", 0), manifest.extra["replaced"]
+    if manifest.rows != usable - replaced:
+        raise WorkFailed(
+            f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "
+            f"{replaced} of them replaced: {usable - replaced} were expected"
+        )
+
+
+def _sum_states(commits: Iterable[Commit]) -> dict[str, int]:
     states: Counter[str] = Counter()
-    for commit in run.commits(EncodeImages.name).committed().values():
+    for commit in commits:
         states.update(commit.states)
-    if sum(states.values()) != planned:
-        raise WorkFailed(f"{run.url}: {planned} images planned, {sum(states.values())} have a state")
     return dict(sorted(states.items()))
 
 

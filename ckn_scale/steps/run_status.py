@@ -91,7 +91,7 @@ def _known_steps(run: RunFolder) -> Iterator[Step]:
         return
     encode = EncodeImages(run)
     if len(encode.log.committed()) == len(encode.shard_ids()):
-        params = {"build": name_build(run)}
+        params = {"build": name_build(run, encode.plan.segments, encode.log.committed())}
         yield BuildIndex(run, params)
         yield CertifyIndex(run, params)
 

@@ -93,9 +93,10 @@ def test_corrupt_file_is_one_row_and_the_exit_code_follows_the_tolerated_share(
     assert "broken.jpg" in listed.stdout
 
 
-def test_more_bad_images_than_tolerated_is_exit_one(photos, command_line, tmp_path):
+def test_more_bad_images_than_tolerated_are_not_published(photos, command_line, tmp_path):
     options = [*tiny_options(), "--set", "publish.max_failed_share=0.0", "--workers", "0"]
     result = command_line("index", photos, tmp_path / "run", *options)
     assert result.returncode == 1
+    assert "1 of 22 new images could not be used (1 truncated)" in result.stderr
     assert "max_failed_share" in result.stderr
-    assert "truncated" in result.stderr
+    assert parse(command_line("status", tmp_path / "run", "--json"))["version"] is None

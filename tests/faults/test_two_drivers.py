@@ -3,15 +3,148 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-from photo_runs import copy_trained, read_commits
+from photo_runs import (
+    OVERRIDES,
+    assert_conserved,
+    copy_trained,
+    index_command,
+    index_here,
+    read_commits,
+    tiny_options,
+    wait_for,
+)
 
-from ckn_scale.errors import RunMismatch
-from ckn_scale.steps import base
+from ckn_scale.config import load_settings
+from ckn_scale.core.views import encode_jpeg
+from ckn_scale.demo import read_photo
+from ckn_scale.errors import RunMismatch, WorkFailed
+from ckn_scale.steps import base, publish
 from ckn_scale.steps.base import process_shard, redo_shard
 from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.failpoints import SHARD_VARIABLE
+from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.publish import publish_version, read_candidate
+from ckn_scale.storage.index_files import read_manifest, write_manifest
 from ckn_scale.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(reference, tmp_path):
+    """A run whose models are learned, and nothing more."""
+    return copy_trained(reference, tmp_path / "run")
+
+
+@pytest.fixture
+def more(tmp_path):
+    """A folder of two images to append."""
+    folder = tmp_path / "more"
+    folder.mkdir()
+    for name in ("flower", "retina"):
+        (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
+    return folder
+
+
+@pytest.fixture
+def start(user_env):
+    """`ckn-scale …` in the background, stopped before a record; call what it returns to wake and end it."""
+    drivers = []
+
+    def start_stopped(*arguments, before):
+        env = {**user_env, SHARD_VARIABLE: f"data_written:{before}:STOP"}
+        command = index_command(*arguments, *tiny_options())
+        driver = subprocess.Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True)
+        drivers.append(driver)
+        wait_for(lambda: _is_stopped(driver.pid), f"it stops before {before}", driver)
+
+        def wake():
+            driver.send_signal(signal.SIGCONT)
+            stdout, stderr = driver.communicate(timeout=240)
+            assert driver.returncode == 0, stderr
+            return stdout, stderr
+
+        return wake
+
+    yield start_stopped
+    for driver in drivers:
+        driver.kill()
+        driver.communicate()
+
+
+def _is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _versions(run):
+    return [
+        (number, body["rows"], body["segments"]) for number, body in RunFolder.open(str(run)).versions.all()
+    ]
+
+
+def test_a_driver_that_slept_through_an_append_publishes_nothing_older(run, photos, more, start):
+    wake = start("index", photos, run, "--workers", "0", before="publish:1")
+    assert _versions(run) == []
+    index_here(more, run, append=True)
+    assert _versions(run) == [(1, 23, 2)]
+    stdout, stderr = wake()
+    assert _versions(run) == [(1, 23, 2)], "the 21 rows that it had built are published by nobody"
+    assert "version 1" in stdout
+    assert "starting over" in stderr
+    assert_conserved(run)
+
+
+def test_two_drivers_with_the_same_build_publish_one_version(run, photos, monkeypatch, caplog):
+    rivals = [lambda: index_here(photos, run)]
+    monkeypatch.setattr(publish, "reach", lambda *place: rivals.pop()() if rivals else None)
+    assert index_here(photos, run).version == 1
+    assert not rivals, "the other published in the moment before the record"
+    assert _versions(run) == [(1, 21, 1)]
+    assert "starting over" not in caplog.text
+
+
+def test_plan_append_that_lost_its_record_plans_its_images_after_the_winner(run, photos, more, start):
+    other = more.with_name("other")
+    other.mkdir()
+    (other / "rocket.jpg").write_bytes(encode_jpeg(read_photo("rocket"), 70))
+    wake = start("plan", more, run, "--append", before="plan:2")
+    plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(other), append=True)
+    stdout, stderr = wake()
+    assert "another process has just planned images" in stderr
+    assert "segment 2: 1 images" in stdout
+    assert "segment 3: 2 images" in stdout
+
+
+def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, photos, more, monkeypatch):
+    """The plan grows, and nothing of it is encoded, in the moment before an index shard is committed."""
+
+    def plan_more(place, step, _):
+        if (place, step) == ("data_written", "build_index"):
+            monkeypatch.setattr(base, "reach", lambda *_: None)
+            plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(more), append=True)
+
+    monkeypatch.setattr(base, "reach", plan_more)
+    report = index_here(photos, run)
+    assert _versions(run) == [(1, 23, 2)]
+    assert report.states == {"ok": 23, "truncated": 1}
+    assert_conserved(run)
+
+
+def test_a_manifest_with_other_rows_than_images_is_not_published(reference, tmp_path):
+    run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
+    candidate = read_candidate(run)
+    record = run.versions.latest()[1]
+    manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
+    fewer = replace(manifest, rows=20, shards=(replace(manifest.shards[0], rows=20),))
+    written = write_manifest(run.store, run.index_folder(candidate.build, "ab"), fewer)
+    with pytest.raises(WorkFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
+        publish_version(run, candidate, written, record["certificate"])
+    assert run.versions.numbers() == [1]
 
 
 class NewerEncodeImages(EncodeImages):
@@ -20,8 +153,8 @@ class NewerEncodeImages(EncodeImages):
     version = EncodeImages.version + 1
 
 
-def test_a_shard_lost_to_another_release_is_refused(reference, tmp_path, monkeypatch):
-    run = RunFolder.open(str(copy_trained(reference, tmp_path / "run")))
+def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
+    run = RunFolder.open(str(run))
 
     def let_the_other_commit(place, *_):
         monkeypatch.setattr(base, "reach", lambda *_: None)
@@ -40,3 +173,11 @@ def test_another_release_does_not_retry_a_shard(reference, tmp_path):
     with pytest.raises(RunMismatch, match="another release"):
         redo_shard(NewerEncodeImages(run), standing[3], "retry of failures")
     assert read_commits(run.url) == standing
+
+
+def test_no_build_is_named_over_a_shard_of_another_release(reference, tmp_path):
+    run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
+    newer = replace(read_commits(run.url)[3], generation=2, fingerprint=NewerEncodeImages(run).fingerprint)
+    run.commits("encode_images").commit(newer)
+    with pytest.raises(RunMismatch, match="encode_images shard 3"):
+        read_candidate(run)
