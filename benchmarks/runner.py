@@ -48,7 +48,7 @@ from ckn_scale.steps.encode_images import (
 )
 from ckn_scale.steps.model_parts import adopt_models, load_parts, read_generation
 from ckn_scale.steps.plan import PlannedImage, PlanReader, plan_images, require_segments
-from ckn_scale.steps.prepare_image import read_planned
+from ckn_scale.steps.prepare_images import read_planned
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, write_table
 

@@ -111,6 +111,8 @@ class Resources(Closed):
     ray: Literal["local", "auto"] | None = None
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None  # none: one, where the cluster has GPUs
     read_ahead: Count = 4  # images read and decoded ahead of the encoder, per worker
+    read_deadline_s: Annotated[float, Field(gt=0)] = 300.0  # an image not read by then fails its shard
+    image_memory_mb: Annotated[int, Field(ge=64)] = 1024  # for images read and decoded ahead, per worker
     shard_deadline_s: Annotated[float, Field(gt=0)] = 3600.0
     max_attempts: Count = 4  # of one shard, before the run says it failed
 

@@ -22,7 +22,8 @@ ImageState = Literal[
     "missing",
     "changed",  # other bytes than the plan listed
     "crashed",  # killed its process
-    "timeout",
+    "timeout",  # not decoded and detected within its deadline
+    "unreachable",  # its web host does not answer or refuses; may pass
 ]
 IMAGE_STATES: tuple[str, ...] = get_args(ImageState)
 

@@ -5,6 +5,7 @@ reset         the connection is cut before the call
 lost          the call is made, and its answer is cut off whole
 cut           the call is made, and its answer ends in the middle
 slow          the call waits
+hang          no answer at all; not among the kinds drawn unless asked for
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class FaultProxy:
     async def _answer(self, kind: str, request: bytes, writer: asyncio.StreamWriter) -> None:
         if kind in _CODES:
             writer.write(_error_answer(kind))
+        elif kind == "hang":
+            await asyncio.sleep(3600)
         elif kind == "reset":
             _reset(writer)
             return

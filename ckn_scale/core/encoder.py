@@ -10,26 +10,13 @@ import numpy as np
 
 from ckn_scale.core.codebook import assign_words
 from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.detect import detect_keypoints
-from ckn_scale.core.images import decode_image
-from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.front import Front, PreparedImage
 from ckn_scale.core.local_codes import pack_codes, pack_frames
-from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.projection import Projection
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.vlad import aggregate_vlad
-from ckn_scale.errors import ImageRejected
 
 Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
-
-
-@dataclass(frozen=True)
-class PreparedImage:
-    """What the CPU makes of an image: all that a GPU batch needs."""
-
-    image: np.ndarray  # (H, W, 3) uint8 RGB
-    keypoints: Keypoints
-    patches: np.ndarray  # (N, S, S, 3) uint8 RGB
 
 
 @dataclass(frozen=True)
@@ -40,25 +27,6 @@ class EncodedImage:
     frames: np.ndarray  # (N, 9) uint8, see local_codes
     words: np.ndarray  # (N,) uint16
     codes: np.ndarray  # (N, 16) uint8
-
-
-@dataclass(frozen=True)
-class Front:
-    """From bytes to patches: needs no learned model."""
-
-    images: ImageSpec
-    keypoints: KeypointSpec
-    patches: PatchSpec
-
-    def prepare(self, data: bytes, box: Sequence[float] | None = None) -> PreparedImage:
-        """`box` (x1, y1, x2, y2) in pixels of the upright original crops it before anything else."""
-        return self.prepare_pixels(decode_image(data, self.images, box=box))
-
-    def prepare_pixels(self, image: np.ndarray) -> PreparedImage:
-        keypoints = detect_keypoints(image, self.keypoints)
-        if len(keypoints) == 0:
-            raise ImageRejected("no_keypoints", "the image is flat: the detector found no point")
-        return PreparedImage(image, keypoints, extract_patches(image, keypoints, self.patches))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Literal
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.killable import exit_with_parent
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
-from ckn_scale.steps.isolation import exit_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class InlineCrew:
     free = 1
 
     def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._worker = Worker(run_url, resources.read_ahead, sight)
+        self._worker = Worker(run_url, resources, sight)
         self._task: ShardTask | None = None
 
     def __enter__(self) -> InlineCrew:
@@ -140,7 +140,7 @@ class PoolCrew:
 
     def _spawn(self) -> _Hand:
         mine, theirs = self._context.Pipe()
-        arguments = (theirs, self._run_url, self._resources.read_ahead, self._sight)
+        arguments = (theirs, self._run_url, self._resources, self._sight)
         process = self._context.Process(target=_serve_shards, args=arguments, name="ckn-worker")
         process.start()
         theirs.close()
@@ -162,10 +162,10 @@ def _end(hand: _Hand) -> None:
     hand.pipe.close()
 
 
-def _serve_shards(pipe: Connection, run_url: str, read_ahead: int, sight: Sight) -> None:
+def _serve_shards(pipe: Connection, run_url: str, resources: Resources, sight: Sight) -> None:
     exit_with_parent()
     try:
-        worker = Worker(run_url, read_ahead, sight)
+        worker = Worker(run_url, resources, sight)
         pipe.send("ready")
     except CknScaleError as error:
         pipe.send(error)

@@ -34,8 +34,8 @@ NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class
 class ShardActor:
     """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
 
-    def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
-        self._arguments = (run_url, read_ahead, sight)
+    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
+        self._arguments = (run_url, resources, sight)
         self._worker: Worker | None = None
         self._metrics = ShardMetrics()
 
@@ -152,7 +152,7 @@ class RayCrew:
         if gpus > 0:
             options["num_gpus"] = gpus
         maker = ray.remote(ShardActor).options(**options)
-        actor = maker.remote(self._run_url, self._resources.read_ahead, self._sight)
+        actor = maker.remote(self._run_url, self._resources, self._sight)
         self._rising[actor.ready.remote()] = actor
 
     def _gpus_per_worker(self) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.steps.plan import PlannedImage, PlanReader, require_segments
+from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
 from ckn_scale.storage.run_folder import RunFolder, is_run
 
@@ -32,7 +33,9 @@ def show_sight(run: RunFolder) -> Iterator[Sight]:
 
 
 def _find_visible(images: Sequence[PlannedImage]) -> str:
-    return next((image.uri for image in images if image_exists(image.uri)), "")
+    """Not on the web: what a host there says to one worker tells nothing of what it says to another."""
+    stored = (image.uri for image in images if not is_http(image.uri))
+    return next((uri for uri in stored if image_exists(uri)), "")
 
 
 def open_seen(run_url: str, sight: Sight) -> RunFolder:

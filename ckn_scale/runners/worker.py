@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from ckn_scale.config import Resources
 from ckn_scale.core.threads import require_device, set_compute_threads
 from ckn_scale.runners.base import ShardTask
 from ckn_scale.runners.sight import Sight, open_seen
@@ -16,9 +18,13 @@ from ckn_scale.steps.pipeline import STEPS
 class Worker:
     """Opens the run once, keeps the step (and its models) it worked on last."""
 
-    def __init__(self, run_url: str, read_ahead: int, sight: Sight) -> None:
+    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
         self.run = open_seen(run_url, sight)
-        self.read_ahead = read_ahead
+        self.settings = WorkerSettings(
+            read_ahead=resources.read_ahead,
+            read_deadline_s=resources.read_deadline_s,
+            image_memory_bytes=resources.image_memory_mb << 20,
+        )
         self._key = ""
         self._step: Step | None = None
         numerics = self.run.settings["numerics"]
@@ -35,7 +41,7 @@ class Worker:
 
     def _process(self, task: ShardTask) -> dict[str, Any]:
         step = self._open(task.step, task.params)
-        worker = WorkerSettings(self.read_ahead, task.isolate, task.check)
+        worker = replace(self.settings, isolate=task.isolate, check=task.check)
         standing = step.log.get(task.shard_id) if task.redo is not None else None
         if standing is not None:
             commit, worked = redo_shard(step, standing, str(task.redo), worker), True

@@ -43,6 +43,8 @@ class WorkerSettings:
     """How this worker works; none of it changes a byte."""
 
     read_ahead: int = 4
+    read_deadline_s: float = 300.0
+    image_memory_bytes: int = 1 << 30  # of images that are read and decoded ahead
     isolate: bool = False  # each image in a subprocess that can be killed
     check: bool = False  # a committed shard is read, and made again where it is damaged
 

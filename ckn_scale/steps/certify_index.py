@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import NormalDist
 from typing import Any
 
@@ -24,7 +24,7 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.plan import PlannedImage, hash_uri, read_sample, require_segments
-from ckn_scale.steps.prepare_image import read_planned
+from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.storage.index_files import read_manifest
 
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
@@ -63,21 +63,19 @@ class CertifyIndex(Step):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         size = self.settings.publish.queries_per_shard
         asked = self.queries[shard_id * size : (shard_id + 1) * size]
+        decode = partial(decode_image, spec=self.settings.images)
+        decoded = prepare_images(asked, decode, worker, self.settings.encode.image_deadline_s)
         names = list(VIEWS)
         rows = []
-        for position, image in enumerate(asked, start=shard_id * size):
+        for position, (image, pixels) in enumerate(decoded, start=shard_id * size):
             view = names[position % len(names)]
-            outcome = self._ask(image, view)
+            outcome = None if isinstance(pixels, ImageRejected) else self._ask(image, pixels, view)
             if outcome is not None:
                 rows.append([image.image_id, view, outcome])
         return ShardResult(report={"queries": rows})
 
-    def _ask(self, image: PlannedImage, view: str) -> str | None:
+    def _ask(self, image: PlannedImage, pixels: np.ndarray, view: str) -> str | None:
         """What became of one planted query (see `judge_hits`); None when its original is not in the index."""
-        try:
-            pixels = decode_image(read_planned(image), self.settings.images)
-        except ImageRejected:
-            return None
         if image.image_id not in self.planted:
             return None
         rendered = render_view(pixels, view, seed=image.image_id)

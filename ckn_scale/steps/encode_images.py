@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -17,9 +17,10 @@ from ckn_scale.errors import ImageRejected
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.model_parts import load_parts, read_generation
 from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
-from ckn_scale.steps.prepare_images import Outcome, prepare_images
+from ckn_scale.steps.prepare_images import prepare_images
 
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
+Outcome: TypeAlias = "tuple[PlannedImage, PreparedImage | ImageRejected]"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class EncodeImages(Step):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         images = self.plan.read_shard(shard_id)
         deadline_s = self.settings.encode.image_deadline_s
-        outcomes = prepare_images(images, self.encoder.front, worker, deadline_s)
+        outcomes = prepare_images(images, self.encoder.front.prepare, worker, deadline_s)
         rows = [row for group in _group(outcomes) for row in self._encode_group(group)]
         tables = {
             "vectors": tabulate_vectors(rows, self.encoder.dim),

@@ -28,7 +28,7 @@ from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.errors import ImageRejected
 from ckn_scale.schemas import BYTES_PER_CODE, BYTES_PER_FRAME
 from ckn_scale.steps.plan import PlannedImage, read_sample, read_segments
-from ckn_scale.steps.prepare_image import prepare_image
+from ckn_scale.steps.prepare_images import prepare_image
 from ckn_scale.steps.sample_patches import make_front
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -75,9 +75,9 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
 def _measure(images: Sequence[PlannedImage], settings: Settings) -> Estimate:
     set_compute_threads(settings.numerics.threads)
     front = make_front(settings)
-    prepare_image(images[0], front)  # what is imported or cached on first use
+    prepare_image(images[0], front.prepare)  # what is imported or cached on first use
     began = time.perf_counter()
-    outcomes = [prepare_image(image, front) for image in images]
+    outcomes = [prepare_image(image, front.prepare) for image in images]
     prepare_s = (time.perf_counter() - began) / max(len(images), 1)
     prepared = [outcome for outcome in outcomes if not isinstance(outcome, ImageRejected)]
     if not prepared:

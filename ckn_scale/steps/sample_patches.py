@@ -57,8 +57,8 @@ class SamplePatches(SampledImagesStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         blocks, states = [SAMPLED_PATCHES.empty_table()], Counter({"ok": 0})
-        front, deadline_s = make_front(self.settings), self.settings.encode.image_deadline_s
-        for image, outcome in prepare_images(self.images_of(shard_id), front, worker, deadline_s):
+        prepare, deadline_s = make_front(self.settings).prepare, self.settings.encode.image_deadline_s
+        for image, outcome in prepare_images(self.images_of(shard_id), prepare, worker, deadline_s):
             states[outcome.state if isinstance(outcome, ImageRejected) else "ok"] += 1
             if isinstance(outcome, PreparedImage):
                 blocks.append(self._draw(image, outcome))

@@ -46,7 +46,7 @@ class SampleVlads(SampledImagesStep):
         ids, vectors = [], []
         deadline_s = self.settings.encode.image_deadline_s
         images = self.images_of(shard_id)
-        for image, outcome in prepare_images(images, self.encoder.front, worker, deadline_s):
+        for image, outcome in prepare_images(images, self.encoder.front.prepare, worker, deadline_s):
             if isinstance(outcome, PreparedImage):
                 vector = self.encoder.encode_prepared([outcome], max_points=0)[0].vector
                 ids.append(image.image_id)

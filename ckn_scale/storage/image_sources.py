@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 
-from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
 from ckn_scale.storage import image_lists, image_tables, tar_members
 from ckn_scale.storage.filesystems import normalise_url, split_protocol
+from ckn_scale.storage.http_images import HttpImages, is_http
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
 from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is_glob, stat_input
+from ckn_scale.storage.local_files import NotRegularFile
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 __all__ = ["IMAGE_EXTENSIONS", "ImageRef", "image_exists", "list_images", "read_image"]
@@ -45,21 +47,43 @@ def list_images(source: str | Sequence[str], *, keep: Sequence[str] = ()) -> Ite
         yield from _list_one(one, keep)
 
 
-def read_image(uri: str, *, etag: str = "") -> bytes:
+def read_image(uri: str, *, etag: str = "", http: HttpImages | None = None) -> bytes:
     """The bytes of one image. With the etag that was listed, a tar member is read by its range at once.
 
     ImageRejected("missing") on a definite not-found, TransientStoreError when the store keeps failing.
+    Web hosts are no stores: one that keeps failing is ImageRejected("unreachable"). `http` remembers
+    connections and dead hosts from one image to the next.
     """
+    if is_http(uri) and http is None:
+        with HttpImages() as own:
+            return read_image(uri, etag=etag, http=own)
     try:
+        if http is not None and is_http(uri):
+            return _read_http(uri, etag, http)
         return call_with_retries(lambda: _read_once(uri, etag), _READ_RETRY, uri)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise ImageRejected("missing", f"{uri} does not exist") from error
+    except NotRegularFile as error:
+        raise ImageRejected("unsupported", str(error)) from error
     except BrokenContainer as error:
         raise ImageRejected("corrupt", str(error)) from error
+
+
+def _read_http(uri: str, etag: str, http: HttpImages) -> bytes:
+    """A whole image, or a member of an archive or table by its ranges."""
+    if _CONTAINER.fullmatch(uri) is None:
+        return http.read(uri)
+    http.check_host(uri)
+    try:
+        return call_with_retries(lambda: _read_once(uri, etag), _READ_RETRY, uri)
+    except TransientStoreError as error:
+        http.give_up_on(uri, str(error))
+        raise ImageRejected("unreachable", str(error)) from error
     except Exception as error:
-        if isinstance(status := getattr(error, "status", None), int) and 400 <= status < 500:
-            raise ImageRejected("missing", f"{uri} was answered with HTTP {status}") from error
-        raise
+        if not isinstance(status := getattr(error, "status", None), int):
+            raise
+        state = "missing" if status in (404, 410) else "unreachable"
+        raise ImageRejected(state, f"{uri} was answered with HTTP {status}") from error
 
 
 def image_exists(uri: str) -> bool:

@@ -23,6 +23,7 @@ from ckn_scale.storage.filesystems import (
 )
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.left_out import RunFolders, check_no_run, is_hidden
+from ckn_scale.storage.local_files import open_regular
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 from ckn_scale.storage.run_folder import holds_run
 
@@ -50,7 +51,7 @@ class InputFile:
 
     def read(self) -> bytes:
         if is_local_url(self.url):
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 return file.read()
         return open_filesystem(self.url).cat_file(self.url)
 
@@ -58,14 +59,14 @@ class InputFile:
         """Fewer bytes at the end of the file."""
         if not is_local_url(self.url):
             return open_filesystem(self.url).cat_file(self.url, start=start, end=start + length)
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             file.seek(start)
             return file.read(length)
 
     def open(self) -> Any:
         """A binary file to seek in; ranges are fetched as they are asked for."""
         if is_local_url(self.url):
-            return open(self.path, "rb")
+            return open_regular(self.path)
         return open_filesystem(self.url).open(self.url, "rb", cache_type="readahead", block_size=1 << 20)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from ckn_scale.errors import StoreUnfit
+from ckn_scale.errors import InputError, StoreUnfit
 
 TEMP_PREFIX = ".new-"  # never listed: what is left of a write that was killed
+
+
+class NotRegularFile(InputError):
+    """A FIFO, socket or device where a file was named: bad input when listed, `unsupported` when read."""
 
 
 def create_file(target: Path, data: bytes) -> None:
@@ -69,6 +75,26 @@ def walk_sizes(folder: Path) -> Iterator[tuple[Path, int]]:
     for file in walk_files(folder):
         with contextlib.suppress(FileNotFoundError):
             yield file, file.stat().st_size
+
+
+def open_regular(path: str) -> BinaryIO:
+    """An input file to read; NotRegularFile for a FIFO, socket or device, which might never answer.
+
+    Looked at after opening, so that a name that is swapped meanwhile changes nothing.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise NotRegularFile(f"{path} is a socket or a device, not a regular file") from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise NotRegularFile(f"{path} is {'a FIFO' if stat.S_ISFIFO(mode) else 'a device'}, not a regular file")
 
 
 def file_size(path: Path) -> int:

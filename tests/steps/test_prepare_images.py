@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -9,11 +14,12 @@ import pytest
 from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.views import encode_jpeg
-from ckn_scale.errors import ImageRejected
+from ckn_scale.errors import ImageRejected, TransientStoreError
 from ckn_scale.steps.base import WorkerSettings
 from ckn_scale.steps.failpoints import HANG_VARIABLE, KILL_VARIABLE
 from ckn_scale.steps.plan import PlannedImage
 from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.storage.store import Store
 
 
 @pytest.fixture
@@ -36,6 +42,10 @@ def front():
     return Front(ImageSpec(), KeypointSpec(max_keypoints=20), PatchSpec())
 
 
+def _outcomes(outcomes):
+    return [(image.image_id, outcome) for image, outcome in outcomes]
+
+
 def _states(outcomes):
     return [
         (image.image_id, outcome.state if isinstance(outcome, ImageRejected) else "ok")
@@ -46,13 +56,13 @@ def _states(outcomes):
 @pytest.mark.parametrize("isolate", [False, True])
 def test_prepare_images_yields_every_image_once_in_order(images, front, isolate):
     worker = WorkerSettings(read_ahead=3, isolate=isolate)
-    states = _states(prepare_images(images, front, worker, deadline_s=60))
+    states = _states(prepare_images(images, front.prepare, worker, deadline_s=60))
     assert states == [(i, "empty" if i == 2 else "ok") for i in range(6)]
 
 
 def test_prepare_images_gives_equal_patches_in_threads_and_in_a_subprocess(images, front):
-    ahead = prepare_images(images, front, WorkerSettings(isolate=False), 60)
-    apart = prepare_images(images, front, WorkerSettings(isolate=True), 60)
+    ahead = prepare_images(images, front.prepare, WorkerSettings(isolate=False), 60)
+    apart = prepare_images(images, front.prepare, WorkerSettings(isolate=True), 60)
     for (_, one), (_, other) in zip(ahead, apart, strict=True):
         if isinstance(one, PreparedImage):
             assert np.array_equal(one.patches, other.patches)
@@ -62,21 +72,56 @@ def test_prepare_images_gives_equal_patches_in_threads_and_in_a_subprocess(image
 def test_prepare_images_tells_missing_and_changed_files(images, front, tmp_path):
     (tmp_path / "0.jpg").unlink()
     (tmp_path / "1.jpg").write_bytes(b"longer or shorter than planned")
-    states = _states(prepare_images(images, front, WorkerSettings(), 60))
+    states = _states(prepare_images(images, front.prepare, WorkerSettings(), 60))
     assert states[:2] == [(0, "missing"), (1, "changed")]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_prepare_images_never_opens_what_is_no_regular_file(images, front, tmp_path, isolate):
+    """Planned as files, and swapped since: a FIFO would wait for a writer, a device never end."""
+    for name in ("0", "1", "3"):
+        (tmp_path / f"{name}.jpg").unlink()
+    os.mkfifo(tmp_path / "0.jpg")
+    (tmp_path / "1.jpg").symlink_to("/dev/zero")
+    (tmp_path / "3.jpg").symlink_to(tmp_path / "0.jpg")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.jpg"))
+        planned = [*images, PlannedImage(6, str(tmp_path / "socket.jpg"), 0, "")]
+        outcomes = dict(
+            _outcomes(prepare_images(planned, front.prepare, WorkerSettings(isolate=isolate), 60))
+        )
+    assert [outcomes[i].state for i in (0, 1, 3, 6)] == ["unsupported"] * 4
+    assert "a FIFO, not a regular file" in outcomes[0].reason
+    assert isinstance(outcomes[4], PreparedImage)
+
+
+def test_prepare_images_fails_the_shard_when_the_store_hangs(images, front, s3, s3_faults, tmp_path):
+    """And never an image: the same shard is well once the store answers again."""
+    store = Store(s3.url("hanging"))
+    for image in images:
+        store.write_new(f"{image.image_id}.jpg", Path(image.uri).read_bytes())
+    stored = [replace(image, uri=f"{store.url}/{image.image_id}.jpg") for image in images]
+    s3_faults.kinds, s3_faults.rate = ("hang",), 1.0
+    for isolate in (False, True):
+        worker = WorkerSettings(isolate=isolate, read_deadline_s=0.5)
+        with pytest.raises(TransientStoreError, match=r"was not read within 0.5 s"):
+            list(prepare_images(stored, front.prepare, worker, 60))
+    s3_faults.rate = 0.0
+    states = _states(prepare_images(stored, front.prepare, WorkerSettings(), 60))
+    assert states == [(i, "empty" if i == 2 else "ok") for i in range(6)]
 
 
 def test_prepare_images_isolated_survives_an_image_that_kills_its_process(images, front, monkeypatch):
     monkeypatch.setenv(KILL_VARIABLE, "3.jpg")
-    states = _states(prepare_images(images, front, WorkerSettings(isolate=True), 60))
+    states = _states(prepare_images(images, front.prepare, WorkerSettings(isolate=True), 60))
     assert states == [(i, {2: "empty", 3: "crashed"}.get(i, "ok")) for i in range(6)]
 
 
 def test_prepare_images_gives_a_hanging_image_its_row_and_goes_on(images, front, monkeypatch):
     monkeypatch.setenv(HANG_VARIABLE, "4.jpg")
-    states = _states(prepare_images(images, front, WorkerSettings(isolate=False), deadline_s=8))
+    states = _states(prepare_images(images, front.prepare, WorkerSettings(isolate=False), deadline_s=4))
     assert states == [(i, {2: "empty", 4: "timeout"}.get(i, "ok")) for i in range(6)]
 
 
 def test_prepare_images_of_nothing_is_nothing(front):
-    assert list(prepare_images([], front, WorkerSettings(), 60)) == []
+    assert list(prepare_images([], front.prepare, WorkerSettings(), 60)) == []

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -368,39 +366,3 @@ def test_read_image_with_a_failing_store_is_transient(tmp_path, monkeypatch):
     monkeypatch.setattr(input_files.InputFile, "read", fail)
     with pytest.raises(TransientStoreError, match="ConnectionResetError"):
         read_image(str(tmp_path / "a.jpg"))
-
-
-def test_read_image_over_http(monkeypatch):
-    monkeypatch.setattr(image_sources, "_READ_RETRY", RetryPolicy(attempts=3, first_delay_s=0))
-
-    class Answers(BaseHTTPRequestHandler):
-        failures = 2
-
-        def do_GET(self):
-            status = {"/a.jpg": 200, "/gone.jpg": 404, "/private.jpg": 403, "/broken.jpg": 500}.get(
-                self.path, 200
-            )
-            if self.path == "/flaky.jpg" and Answers.failures:
-                Answers.failures -= 1
-                status = 503
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b"image")
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        root = f"http://127.0.0.1:{server.server_port}"
-        assert read_image(f"{root}/a.jpg") == b"image"
-        assert read_image(f"{root}/flaky.jpg") == b"image"
-        for name in ("gone", "private"):
-            with pytest.raises(ImageRejected, match="missing"):
-                read_image(f"{root}/{name}.jpg")
-        with pytest.raises(TransientStoreError):
-            read_image(f"{root}/broken.jpg")
-    finally:
-        server.shutdown()
-        server.server_close()

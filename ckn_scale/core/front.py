@@ -1,0 +1,43 @@
+"""From the bytes of an image to its patches: all that needs no learned model, and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.images import decode_image
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
+from ckn_scale.errors import ImageRejected
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """What the CPU makes of an image: all that a GPU batch needs."""
+
+    image: np.ndarray  # (H, W, 3) uint8 RGB
+    keypoints: Keypoints
+    patches: np.ndarray  # (N, S, S, 3) uint8 RGB
+
+
+@dataclass(frozen=True)
+class Front:
+    """From bytes to patches: needs no learned model."""
+
+    images: ImageSpec
+    keypoints: KeypointSpec
+    patches: PatchSpec
+
+    def prepare(self, data: bytes, box: Sequence[float] | None = None) -> PreparedImage:
+        """`box` (x1, y1, x2, y2) in pixels of the upright original crops it before anything else."""
+        return self.prepare_pixels(decode_image(data, self.images, box=box))
+
+    def prepare_pixels(self, image: np.ndarray) -> PreparedImage:
+        keypoints = detect_keypoints(image, self.keypoints)
+        if len(keypoints) == 0:
+            raise ImageRejected("no_keypoints", "the image is flat: the detector found no point")
+        return PreparedImage(image, keypoints, extract_patches(image, keypoints, self.patches))
