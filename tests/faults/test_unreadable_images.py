@@ -12,6 +12,7 @@ from photo_runs import assert_conserved, index_here, tiny_options
 from web_hosts import WebHost, dead_url
 
 from ckn_scale.steps.base import WorkerSettings
+from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.storage.run_folder import RunFolder
 
 GOOD = ("coffee.jpg", "rocket.jpg", "chelsea.jpg", "astronaut.jpg")
