@@ -27,7 +27,7 @@ def test_dead_and_refusing_hosts_cost_rows_which_are_retried(photos, reference, 
         run = tmp_path / "run"
         options = [*tiny_options(), "--models", reference, "--accept", "--workers", "2"]
         result = command_line("index", tmp_path / "list.txt", run, *options)
-        assert result.returncode == 1, result.stderr  # half of the images are no use
+        assert result.returncode == 0, result.stderr  # accepted, though half of the images are no use
         assert assert_conserved(run) == {"missing": 1, "ok": 4, "unreachable": 3}
         reasons = _reasons(command_line, run, "unreachable")
         assert sum("HTTP 403" in reason for reason in reasons) == 1
