@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from ckn_scale.errors import CknScaleError, ImageRejected
+from ckn_scale.interrupts import signals_blocked
 
 START_ALLOWANCE_S = 120.0  # a child imports numpy and OpenCV before its first call
 EXIT_ALLOWANCE_S = 5.0  # between the end of its pipe and its own end, whose code is told
@@ -66,7 +67,8 @@ class KillableChild(Generic[Answer]):
         pipe, theirs = context.Pipe()
         arguments = (theirs, self._function)
         process = context.Process(target=_serve_calls, args=arguments, name="killable", daemon=True)
-        process.start()
+        with signals_blocked():
+            process.start()
         theirs.close()
         self._process, self._pipe = process, pipe
         if not pipe.poll(START_ALLOWANCE_S):

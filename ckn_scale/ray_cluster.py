@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 
 import ray
 
+from ckn_scale.interrupts import signals_kept
+
 OBJECT_STORE_BYTES = 128 * 2**20  # reports, queries and hits are small; nothing large travels
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 NO_USAGE_STATS = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -27,7 +29,8 @@ def connect_ray(
     `num_cpus` and `environment` are for our own: each CPU starts an idle worker process.
     """
     if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with signals_kept():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield
         finally:
@@ -38,7 +41,8 @@ def connect_ray(
     _set_token()
     with _environment({**NO_USAGE_STATS, **(environment or {})}):
         try:
-            _start_local(folder, num_cpus)
+            with signals_kept():
+                _start_local(folder, num_cpus)
             yield
         finally:
             ray.shutdown()

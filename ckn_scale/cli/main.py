@@ -6,10 +6,12 @@ Heavy modules (torch, Ray) are imported by the verb that needs them, so that --h
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +20,8 @@ from ckn_scale.cli import answering, indexing, inspecting
 from ckn_scale.cli.evaluate import app as evaluate_app
 from ckn_scale.cli.show import app as show_app
 from ckn_scale.errors import CknScaleError
+
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 
 app = typer.Typer(
     name="ckn-scale",
@@ -33,16 +37,54 @@ app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(show_app, name="show")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; every error made on purpose is one line on stderr."""
+def run(arguments: list[str] | None = None) -> int:
+    """Do what the command line says; every error is one line on stderr, every end one of the exit codes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
-        app(arguments)
-    except CknScaleError as error:
-        print(f"ckn-scale: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("ckn-scale: interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+        code = _call(arguments)
+    except Exception as error:
+        message, code = explain_error(error)
+        print(message, file=sys.stderr)
+    return code
+
+
+def _call(arguments: list[str] | None) -> int:
+    """The verb's exit code. A reader that has seen enough, as `head` has, is no error."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as left:
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+    except BrokenPipeError:
+        pass
+    else:
+        return code or 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+    return 0
+
+
+def explain_error(error: Exception) -> tuple[str, int]:
+    """What a person reads of an error, and the exit code: the one place that knows."""
+    if isinstance(error, UsageError):
+        return _explain_usage(error), 2
+    if isinstance(error, CknScaleError):
+        return f"ckn-scale: {error}", error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"ckn-scale: {where}{error.strerror}", 2
+    logging.getLogger(__name__).info("this is how it came to that", exc_info=error)
+    kind = type(error).__name__
+    return f"ckn-scale: {kind}: {error}. This is a bug; `ckn-scale -v …` shows where it happened", 1
+
+
+def _explain_usage(error: Any) -> str:
+    said = error.format_message()
+    if "\n" in said or error.ctx is None:  # the help, which stands for itself
+        return said
+    return f"ckn-scale: {said.rstrip('.')}; see `{error.ctx.command_path} --help`"
 
 
 def _show_version(value: bool) -> None:

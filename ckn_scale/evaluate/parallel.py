@@ -21,6 +21,7 @@ from ckn_scale.evaluate.regions import (
     name_descriptors,
 )
 from ckn_scale.evaluate.training_images import Progress
+from ckn_scale.interrupts import signals_blocked
 
 FILES_PER_TASK = 8
 MIN_FILES = 64  # below this, starting processes costs more than it saves
@@ -75,11 +76,19 @@ def _describe_in_processes(
     packed, done = Packed.of(keyed), 0
     tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _set_up, (reader, keyed.key, packed)) as pool:
-        futures = [pool.submit(_describe_task, task) for task in tasks]
-        for future in as_completed(futures):
-            done += future.result()
-            yield done
+        try:
+            with signals_blocked():
+                futures = [pool.submit(_describe_task, task) for task in tasks]
+            for future in as_completed(futures):
+                done += future.result()
+                yield done
+        except BaseException:  # Ctrl-C, say: what was asked for is not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
+            raise
 
 
 _WORK: dict[str, Any] = {}  # of one worker process

@@ -13,6 +13,7 @@ from typing import Literal
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.interrupts import signals_blocked
 from ckn_scale.killable import exit_with_parent
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.sight import Sight
@@ -142,7 +143,8 @@ class PoolCrew:
         mine, theirs = self._context.Pipe()
         arguments = (theirs, self._run_url, self._resources, self._sight)
         process = self._context.Process(target=_serve_shards, args=arguments, name="ckn-worker")
-        process.start()
+        with signals_blocked():
+            process.start()
         theirs.close()
         return _Hand(process, mine, time.monotonic())
 

@@ -26,6 +26,7 @@ from ckn_scale.core.projection import fit_projection
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.errors import ImageRejected
+from ckn_scale.interrupts import signals_blocked
 from ckn_scale.schemas import BYTES_PER_CODE, BYTES_PER_FRAME
 from ckn_scale.steps.plan import PlannedImage, read_sample, read_segments
 from ckn_scale.steps.prepare_images import prepare_image
@@ -64,7 +65,9 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
     segments = read_segments(run)
     images = read_sample(run, segments)[:NUM_IMAGES]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
+    with signals_blocked():
+        pool = context.Pool(1)
+    with pool:
         measured = pool.apply(_measure, (images, settings))
     estimate = replace(measured, num_images=sum(segment.num_images for segment in segments))
     run.events.write("estimate", **asdict(estimate))

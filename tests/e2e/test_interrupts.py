@@ -1,0 +1,138 @@
+"""Ctrl-C as a terminal sends it, to all processes at once: one line, nobody left, nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from photo_runs import (
+    assert_conserved,
+    assert_some_skipped,
+    copy_trained,
+    digests_of,
+    index_command,
+    index_here,
+    list_records,
+    tiny_options,
+    wait_for,
+)
+from ray_nodes import MARK, find_marked, list_children
+
+from ckn_scale.interrupts import SENTENCE
+
+FIRST_CHILD = """
+import multiprocessing, signal
+from ckn_scale.interrupts import signals_blocked
+
+def tell():
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    print(signal.SIGINT in blocked, signal.SIGHUP in blocked)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=tell)
+    with signals_blocked():
+        child.start()
+    child.join()
+"""
+
+
+@pytest.fixture
+def start(user_env):
+    """A command in a process group of its own, all of whose processes carry a mark."""
+    env = {**user_env, MARK: uuid.uuid4().hex}
+    started = []
+
+    def call(*arguments):
+        command = index_command(*arguments)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=env, start_new_session=True, **pipes))
+        return started[-1], env[MARK]
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _interrupt(process, mark, *signals):
+    for number in signals:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    lines = stderr.splitlines()
+    assert lines[-1] == SENTENCE
+    assert "Traceback" not in stderr
+    assert sum(SENTENCE in line for line in lines) == 1
+    wait_for(lambda: not find_marked(mark), "all processes are gone")
+
+
+def _has_begun(run, step):
+    return lambda: Path(run, "commits", step).exists()
+
+
+def test_interrupted_while_workers_start(photos, start, tmp_path):
+    process, mark = start("index", photos, tmp_path / "run", *tiny_options(), "--workers", "2")
+    # a worker imports torch for seconds; Python's own helper of multiprocessing is the third child
+    wait_for(lambda: len(list_children(process.pid)) == 3, "the workers are spawned", process)
+    wait_for(lambda: all(map(_imports_numpy, _workers_of(process.pid))), "they import", process)
+    _interrupt(process, mark, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("workers", "signals"),
+    [("0", [signal.SIGINT]), ("2", [signal.SIGINT] * 3), ("2", [signal.SIGTERM]), ("2", [signal.SIGHUP])],
+)
+def test_interrupted_while_encoding_and_run_again(
+    photos, reference, reference_digests, start, tmp_path, workers, signals
+):
+    run = copy_trained(reference, tmp_path / "run")
+    process, mark = start("index", photos, run, *tiny_options(), "--workers", workers)
+    wait_for(lambda: list_records(run), "a shard is encoded", process)
+    _interrupt(process, mark, *signals)
+    index_here(photos, run)
+    assert_some_skipped(run)
+    assert digests_of(run) == reference_digests
+    assert_conserved(run)
+
+
+def test_interrupted_while_training(photos, start, tmp_path):
+    process, mark = start("index", photos, tmp_path / "run", *tiny_options(), "--workers", "0")
+    wait_for(_has_begun(tmp_path / "run", "draw_subpatches-1"), "training begins", process)
+    _interrupt(process, mark, signal.SIGINT)
+
+
+def test_interrupted_on_ray(photos, reference, start, tmp_path):
+    run = copy_trained(reference, tmp_path / "run")
+    process, mark = start("index", photos, run, *tiny_options(), "--workers", "1", "--ray", "local")
+    wait_for(lambda: list_records(run), "a shard is encoded", process)
+    _interrupt(process, mark, signal.SIGINT)
+
+
+def test_first_child_is_started_without_the_signals_of_the_terminal(user_env, tmp_path):
+    script = tmp_path / "first_child.py"
+    script.write_text(FIRST_CHILD)
+    result = subprocess.run(
+        [sys.executable, script], env=user_env, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "True True\n", result.stderr
+
+
+def _workers_of(pid: int) -> list[int]:
+    return [child for child in list_children(pid) if b"spawn_main" in _read(f"/proc/{child}/cmdline")]
+
+
+def _imports_numpy(pid: int) -> bool:
+    return b"numpy" in _read(f"/proc/{pid}/maps")
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
