@@ -77,10 +77,11 @@ class Driver:
         """Do what is not done yet of a step; WorkFailed when some of it stays undone."""
         step = kind(self.run, params)
         fingerprint = step.fingerprint  # an input that is missing is refused here, not in every worker
-        committed = step.log.committed()
+        shard_ids = step.shard_ids()
+        standing = step.log.committed()
+        committed = {one: standing[one] for one in shard_ids if one in standing}
         for commit in committed.values():
             check_fingerprint(step, commit)
-        shard_ids = step.shard_ids()
         log.info(
             "%s: %d of %d shards are done (%s)", step.label, len(committed), len(shard_ids), fingerprint[:12]
         )

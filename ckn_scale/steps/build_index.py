@@ -1,13 +1,12 @@
 """Build: committed vectors → one index file and side table per index shard, then the manifest.
 
-A build is named by what it holds: the hash of the vectors and models that went in. The same run
-built again gives the same name, and finds its shards done.
+A build is named by what it holds, and so is each of its shards (`name_build.py`). The same run built
+again gives the same names and finds its shards done; after an append, those that did not change.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckn_scale.core.vector_index import build_exact
+from ckn_scale.core.vector_index import VectorIndex, build_exact
 from ckn_scale.errors import WorkFailed
 from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.plan import PlanReader, Segment, count_shards, list_replaced, require_segments
+from ckn_scale.steps.name_build import (
+    BUILT,
+    name_shards,
+    number_index_shard,
+    number_index_shards,
+    position_of,
+)
+from ckn_scale.steps.plan import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
@@ -35,72 +41,69 @@ from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, read_table
 
 
-def name_build(run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]) -> str:
-    """The name of the build that the vectors of a plan make; WorkFailed while some are missing."""
-    total = count_shards(segments)
-    missing = sum(shard_id not in encoded for shard_id in range(total))
-    if missing:
-        raise WorkFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
-    content = hashlib.sha256()
-    for shard_id in range(total):
-        content.update(f"{shard_id} {encoded[shard_id].files['vectors'].sha256}\n".encode())
-    for name, file in sorted(read_generation(run)[1].items()):
-        content.update(f"{name} {file.sha256}\n".encode())
-    return content.hexdigest()[:16]
-
-
 class BuildIndex(Step):
-    """`params`: build, as `name_build` gives it."""
+    """`params`: build, as `name_build` gives it.
 
-    name = "build_index"
+    A shard's number names its content: what stands already, of whatever build, is not built again.
+    """
+
+    name = BUILT
     sections = (*EncodeImages.sections, "index")
-    label_params = ("build",)
+    version = 2
 
     @cached_property
     def plan(self) -> PlanReader:
         return PlanReader(self.run, require_segments(self.run))
 
     @cached_property
-    def encoded(self) -> dict[int, Commit]:
+    def replaced(self) -> np.ndarray:
+        return list_replaced(self.plan.segments)
+
+    def shard_ids(self) -> Sequence[int]:
         encoded = self.run.commits(EncodeImages.name).committed()
-        if name_build(self.run, self.plan.segments, encoded) != self.params["build"]:
+        numbers = number_index_shards(self.run, self.plan.segments, encoded)
+        if name_shards(numbers) != self.params["build"]:
             raise WorkFailed(
                 f"{self.run.url}: images were appended or encoded anew since the build was named"
             )
-        return encoded
-
-    @cached_property
-    def replaced(self) -> pa.Array:
-        return pa.array(list_replaced(self.plan.segments))
-
-    def shard_ids(self) -> Sequence[int]:
-        total = count_shards(self.plan.segments)
-        return range(-(-total // self.settings.index.shards_per_index_shard))
+        return numbers
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        size = self.settings.index.shards_per_index_shard
-        covered = [one for one in range(shard_id * size, (shard_id + 1) * size) if one in self.encoded]
-        usable = pa.concat_tables(self._read_usable(one) for one in covered)
-        vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), self.replaced)))
+        covered = self._read_commits(shard_id)
+        usable = pa.concat_tables(self._read_usable(commit) for commit in covered)
+        vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
         side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
         ids = vectors.column("image_id").to_numpy()
-        index = build_exact(read_vectors(vectors).astype(np.float32), ids)
-        folder = f"index/{self.params['build']}-{attempt}"
-        written = write_index_shard(self.run.store, folder, shard_id, index.to_bytes(), side)
+        index = make_index(vectors)
+        folder = f"index/{shard_id}-{attempt}"
+        written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
         files = {"index": _as_data(written.index, len(ids)), "table": _as_data(written.table, len(ids))}
         report = {"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows}
         report["replaced"] = len(usable) - len(vectors)
         return ShardResult(files=files, report=report)
 
-    def _read_usable(self, shard_id: int) -> pa.Table:
-        table = read_table(self.run.store, self.encoded[shard_id].files["vectors"])
+    def _read_commits(self, shard_id: int) -> list[Commit]:
+        """The records of the encoded shards that an index shard holds, and no others."""
+        size, position = self.settings.index.shards_per_index_shard, position_of(shard_id)
+        wanted = range(position * size, min((position + 1) * size, count_shards(self.plan.segments)))
+        log = self.run.commits(EncodeImages.name)
+        covered = [commit for one in wanted if (commit := log.get(one)) is not None]
+        number = number_index_shard(position, covered, self.plan.segments, self.replaced) if covered else 0
+        if number != shard_id:
+            raise WorkFailed(
+                f"{self.run.url}: images were appended or encoded anew since the build was named"
+            )
+        return covered
+
+    def _read_usable(self, commit: Commit) -> pa.Table:
+        table = read_table(self.run.store, commit.files["vectors"])
         return table.filter(pc.equal(table.column("state"), "ok"))
 
-    def _side_columns(self, covered: Sequence[int], ids: pa.ChunkedArray) -> tuple[Any, ...]:
-        planned = pa.concat_tables(self.plan.read_table(shard_id) for shard_id in covered)
+    def _side_columns(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> tuple[Any, ...]:
+        planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
         rows = planned.take(pc.index_in(ids, planned.column("image_id").combine_chunks()))
         thumbnails = pa.concat_tables(
-            read_table(self.run.store, self.encoded[shard_id].files["thumbnails"]) for shard_id in covered
+            read_table(self.run.store, commit.files["thumbnails"]) for commit in covered
         )
         jpegs = thumbnails.take(pc.index_in(ids, thumbnails.column("image_id").combine_chunks())).column(
             "jpeg"
@@ -109,41 +112,50 @@ class BuildIndex(Step):
         return ids, rows.column("uri"), jpegs, kept
 
 
+def make_index(vectors: pa.Table) -> VectorIndex:
+    """The index of the rows of a vectors table, all of them `ok`."""
+    return build_exact(read_vectors(vectors).astype(np.float32), vectors.column("image_id").to_numpy())
+
+
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
-    """The index shards that stand."""
-    return [_as_shard(shard_id, commit) for shard_id, commit in sorted(step.log.committed().items())]
+    """The index shards that stand, of the build that the committed vectors make."""
+    commits = step.log.committed()
+    return [_as_shard(number, commits[number]) for number in step.shard_ids() if number in commits]
 
 
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
+    shards, build = list_index_shards(step), step.params["build"]
     commits = step.log.committed()
-    shards = list_index_shards(step)
+    replaced = sum(commits[number].report["replaced"] for number in step.shard_ids())
     generation, models = read_generation(step.run)
-    dim = int(_first_vectors(step).schema.metadata[b"dim"])
+    dim = int(_first_vectors(step.run).schema.metadata[b"dim"])
     manifest = IndexManifest(
-        build=step.params["build"],
+        build=build,
         dim=dim,
         rows=sum(shard.rows for shard in shards),
         models={name: {"path": file.path, "sha256": file.sha256} for name, file in models.items()},
         shards=tuple(shards),
         kind=step.settings.index.kind,
-        extra={"generation": generation, "replaced": sum(one.report["replaced"] for one in commits.values())},
+        extra={"generation": generation, "replaced": replaced},
     )
-    return write_manifest(step.run.store, f"index/{step.params['build']}-{new_attempt()}", manifest)
+    return write_manifest(step.run.store, f"index/{build}-{new_attempt()}", manifest)
 
 
-def _first_vectors(step: BuildIndex) -> pa.Table:
-    return read_table(step.run.store, step.encoded[min(step.encoded)].files["vectors"])
+def _first_vectors(run: RunFolder) -> pa.Table:
+    commit = run.commits(EncodeImages.name).get(0)
+    assert commit is not None
+    return read_table(run.store, commit.files["vectors"])
 
 
 def _as_data(file: StoredFile, rows: int) -> DataFile:
     return DataFile(path=file.path, sha256=file.sha256, rows=rows, size_bytes=file.size_bytes)
 
 
-def _as_shard(shard_id: int, commit: Commit) -> IndexShard:
+def _as_shard(number: int, commit: Commit) -> IndexShard:
     index, table = (
         StoredFile(file.path, file.sha256, file.size_bytes)
         for file in (commit.files["index"], commit.files["table"])
     )
     report = {name: commit.report[name] for name in ("rows", "first_id", "last_id")}
-    return IndexShard(shard=shard_id, index=index, table=table, **report)
+    return IndexShard(shard=position_of(number), index=index, table=table, **report)

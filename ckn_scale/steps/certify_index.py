@@ -23,6 +23,7 @@ from ckn_scale.search.engine import Index, load_encoder
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
+from ckn_scale.steps.name_build import CERTIFIED
 from ckn_scale.steps.plan import PlannedImage, hash_uri, read_sample, require_segments
 from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.storage.index_files import read_manifest
@@ -35,7 +36,7 @@ COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated p
 class CertifyIndex(Step):
     """`params`: build, manifest (path), manifest_sha256."""
 
-    name = "certify_index"
+    name = CERTIFIED
     sections = (*BuildIndex.sections, "publish")
     version = 2
     label_params = ("build",)

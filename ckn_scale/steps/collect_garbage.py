@@ -21,7 +21,7 @@ from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
-_INDEX_FILE = re.compile(r"index/(?P<build>[0-9a-f]+)-[0-9a-f]+/shard-(?P<shard>\d{5,})\..+")
+_INDEX_FILE = re.compile(r"index/(?P<shard>\d{5,})-[0-9a-f]+/shard-\d{5,}\..+")
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
@@ -75,8 +75,7 @@ def _published_files(run: RunFolder) -> Iterator[str]:
 
 
 def _standing_commits(run: RunFolder) -> Iterator[Commit]:
-    logs = {path.split("/")[1] for path in run.store.list("commits")}
-    for log in sorted(logs):
+    for log in run.logs():
         yield from run.commits(log).committed().values()
 
 
@@ -88,5 +87,5 @@ def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:
     if (match := _SHARD_FILE.fullmatch(path)) is not None:
         return int(match["shard"]) in settled.get(match["stage"], set())
     if (match := _INDEX_FILE.fullmatch(path)) is not None:
-        return int(match["shard"]) in settled.get(f"{BuildIndex.name}-{match['build']}", set())
+        return int(match["shard"]) in settled.get(BuildIndex.name, set())
     return False

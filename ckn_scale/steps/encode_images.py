@@ -16,6 +16,7 @@ from ckn_scale.core.images import encode_thumbnail
 from ckn_scale.errors import ImageRejected
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.model_parts import load_parts, read_generation
+from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
 from ckn_scale.steps.prepare_images import prepare_images
 
@@ -36,7 +37,7 @@ class EncodedRow:
 
 
 class EncodeImages(Step):
-    name = "encode_images"
+    name = ENCODED
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
 
     @cached_property

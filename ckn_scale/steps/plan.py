@@ -13,7 +13,7 @@ import hashlib
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -320,8 +320,8 @@ def _write_segment(
         "num_images": next_id - first_id,
         "first_shard": before[-1].first_shard + before[-1].num_shards if before else 0,
         "images_per_shard": images_per_shard,
-        "files": [vars(file) for file in files],
-        "sample": vars(sample),
+        "files": [asdict(file) for file in files],
+        "sample": asdict(sample),
         "replaced": list(replaced),
     }
     reach("data_written", "plan", number)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import DataDamaged
-from ckn_scale.steps.base import Step
-from ckn_scale.steps.build_index import BuildIndex, name_build
-from ckn_scale.steps.certify_index import CertifyIndex
-from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.pipeline import list_learning
-from ckn_scale.steps.plan import PlanReader, read_segments, read_whole_segments
+from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, name_shards, number_index_shards
+from ckn_scale.steps.plan import PlanReader, Segment, count_shards, read_segments, read_whole_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
 
@@ -26,13 +22,13 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
     With a damaged plan nobody knows how many shards there are: no steps then, and `damaged` says why.
     """
     damaged = [what for log in (run.models, run.versions) for what in log.find_damaged().values()]
+    encoded = run.commits(ENCODED).committed()
     try:
         segments = read_segments(run)
-        steps = [_summarise_step(step) for step in _known_steps(run)] if segments else []
+        steps = list(_list_steps(run, segments, encoded)) if segments else []
     except DataDamaged as damage:
         segments, steps = read_whole_segments(run), []
         damaged.append(str(damage))
-    encoded = run.commits(EncodeImages.name).committed() if segments else {}
     states: Counter[str] = Counter()
     for commit in encoded.values():
         states.update(commit.states)
@@ -58,7 +54,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 def list_failures(run: RunFolder, state: str | None = None) -> Iterator[dict[str, Any]]:
     """Every image that could not be used: id, uri, state, reason, in id order."""
     reader = PlanReader(run, read_segments(run))
-    commits = run.commits(EncodeImages.name).committed()
+    commits = run.commits(ENCODED).committed()
     for shard_id in shards_with_failures(run, state):
         yield from _failures_of(run, reader, shard_id, commits[shard_id], state)
 
@@ -67,7 +63,7 @@ def shards_with_failures(run: RunFolder, state: str | None = None) -> list[int]:
     """Encoded shards that hold images which are not `ok`, or of one state."""
     return sorted(
         shard_id
-        for shard_id, commit in run.commits(EncodeImages.name).committed().items()
+        for shard_id, commit in run.commits(ENCODED).committed().items()
         if any(name != "ok" and state in (None, name) and count for name, count in commit.states.items())
     )
 
@@ -82,31 +78,52 @@ def _failures_of(
             yield {**row, "uri": uris[row["image_id"]]}
 
 
-def _known_steps(run: RunFolder) -> Iterator[Step]:
-    """The steps whose shards can be counted by now."""
-    for kind, params in list_learning(parse_settings(run.settings)):
-        yield kind(run, params)
-    yield EncodeImages(run)
-    if run.models.latest() is None:
+def _list_steps(
+    run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]
+) -> Iterator[Mapping[str, Any]]:
+    """The steps whose shards can be counted by now, in order."""
+    learned = run.models.latest() is not None
+    yield from _list_learned(run) if learned else _list_learning(run)
+    total = count_shards(segments)
+    yield _summarise_step(ENCODED, encoded.values(), total)
+    if not learned or len(encoded) < total:
         return
-    encode = EncodeImages(run)
-    if len(encode.log.committed()) == len(encode.shard_ids()):
-        params = {"build": name_build(run, encode.plan.segments, encode.log.committed())}
-        yield BuildIndex(run, params)
-        yield CertifyIndex(run, params)
+    numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILT).committed()
+    yield _summarise_step(BUILT, [built[one] for one in numbers if one in built], len(numbers))
+    publish = parse_settings(run.settings).publish
+    queries = min(publish.num_queries, segments[0].sample.rows)
+    label = f"{CERTIFIED}-{name_shards(numbers)}"
+    asked = run.commits(label).committed().values()
+    yield _summarise_step(label, asked, -(-queries // publish.queries_per_shard))
 
 
-def _summarise_step(step: Step) -> Mapping[str, Any]:
-    commits = step.log.committed()
+def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
+    # Only a run without models waits for the modules that learn: torch takes seconds and 200 MB.
+    from ckn_scale.steps.pipeline import list_learning
+
+    for kind, params in list_learning(parse_settings(run.settings)):
+        step = kind(run, params)
+        yield _summarise_step(step.label, step.log.committed().values(), len(step.shard_ids()))
+
+
+def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
+    """What learning the models took, in the order it was begun; nothing where they were taken over."""
+    labels = [label for label in run.logs() if not label.startswith((ENCODED, BUILT, CERTIFIED))]
+    commits = {label: list(run.commits(label).committed().values()) for label in labels}
+    for label in sorted(labels, key=lambda one: min((c.started_at for c in commits[one]), default=0)):
+        yield _summarise_step(label, commits[label], len(commits[label]))
+
+
+def _summarise_step(label: str, commits: Collection[Commit], total: int) -> Mapping[str, Any]:
     return {
-        "step": step.label,
+        "step": label,
         "done": len(commits),
-        "total": len(step.shard_ids()),
-        "seconds": round(sum(commit.seconds for commit in commits.values()), 3),
-        "bytes": sum(file.size_bytes for commit in commits.values() for file in commit.files.values()),
-        "redone": sum(commit.generation > 1 for commit in commits.values()),
-        "images_per_s": _rate(commits.values()),
-        "remaining_s": _remaining_s(commits.values(), len(step.shard_ids())),
+        "total": total,
+        "seconds": round(sum(commit.seconds for commit in commits), 3),
+        "bytes": sum(file.size_bytes for commit in commits for file in commit.files.values()),
+        "redone": sum(commit.generation > 1 for commit in commits),
+        "images_per_s": _rate(commits),
+        "remaining_s": _remaining_s(commits, total),
     }
 
 

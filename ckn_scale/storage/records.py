@@ -72,12 +72,14 @@ def read_record(store: Store, path: str) -> dict[str, Any]:
     return decode_record(store.read(path), store.address(path))
 
 
-def map_in_threads(call: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """`call` of each item, in order, by at most READERS threads."""
+def map_in_threads(
+    call: Callable[[Item], Value], items: Iterable[Item], readers: int = READERS
+) -> list[Value]:
+    """`call` of each item, in order, by at most `readers` threads."""
     items = list(items)
-    if len(items) < 2:
+    if min(readers, len(items)) < 2:
         return [call(item) for item in items]
-    with ThreadPoolExecutor(min(READERS, len(items))) as pool:
+    with ThreadPoolExecutor(min(readers, len(items))) as pool:
         return list(pool.map(call, items))
 
 

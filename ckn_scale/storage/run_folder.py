@@ -6,7 +6,8 @@ images/000001-<attempt>/00000.parquet
 models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
 <stage>/00012-<attempt>.parquet     samples, vectors, descriptors, thumbnails
 commits/<step>/00012.1.json         shard 12, generation 1
-index/<build>-<attempt>/…           immutable builds; index/000007.json published versions
+index/<number>-<attempt>/…          immutable index shards, numbered by their content
+index/<build>-<attempt>/…           manifests of builds; index/000007.json published versions
 events/…  nonces/…
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +45,7 @@ class RunFolder:
         self.plan = RecordLog(store, "plan")
         self.models = RecordLog(store, "models")
         self.versions = RecordLog(store, "index")
+        self._commits: dict[str, ShardLog] = {}
 
     @classmethod
     def create(cls, url: str, settings: dict[str, Any], extra: dict[str, Any] | None = None) -> RunFolder:
@@ -66,8 +69,12 @@ class RunFolder:
             raise InputError(f"{store.url} is not a run folder: it has no {RUN_RECORD}") from error
 
     def commits(self, step: str) -> ShardLog:
-        """The commit records of a step."""
-        return ShardLog(self.store, f"commits/{step}", step)
+        """The commit records of a step: one log for all who ask, so that a process reads each once."""
+        return self._commits.setdefault(step, ShardLog(self.store, f"commits/{step}", step))
+
+    def logs(self) -> Sequence[str]:
+        """The steps that have commit records."""
+        return self.store.list_folders("commits")
 
     def data_path(self, stage: str, shard_id: int, attempt: str, ext: str = "parquet") -> str:
         return f"{stage}/{shard_id:05d}-{attempt}.{ext}"

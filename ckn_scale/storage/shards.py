@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckn_scale.errors import DataDamaged
-from ckn_scale.storage.records import create_record, map_in_threads, read_record
+from ckn_scale.storage.records import READERS, create_record, map_in_threads, read_record
 from ckn_scale.storage.store import Store
 
 if TYPE_CHECKING:
     from ckn_scale.storage.run_folder import RunFolder
 
+_SHARED: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
 _COMMIT_NAME = re.compile(r"(\d{5,})\.(\d+)\.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
     path: str
     sha256: str
@@ -34,9 +36,12 @@ class DataFile:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """One shard of one step, done: what was written, by whom, and what it stands in for."""
+    """One shard of one step, done: what was written, by whom, and what it stands in for.
+
+    A process holds those of all shards, 10⁵ and more, so what repeats is held once; none is ever altered.
+    """
 
     step: str
     shard_id: int
@@ -59,39 +64,49 @@ class Commit:
     def from_body(cls, body: dict[str, Any], where: str) -> Commit:
         """DataDamaged when the body is not that of a commit."""
         try:
-            known = {name: body[name] for name in (f.name for f in fields(cls)) if name in body}
-            files = {stage: DataFile(**entry) for stage, entry in known.pop("files").items()}
+            known = {name: body[name] for name in cls.__slots__ if name in body}
+            for name in ("step", "fingerprint"):
+                known[name] = sys.intern(known[name])
+            for name in ("states", "worker", "report"):
+                known[name] = _share(known.get(name, {}))
+            files = {sys.intern(stage): DataFile(**entry) for stage, entry in known.pop("files").items()}
             return cls(files=files, **known)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataDamaged(f"{where} is not a commit record ({error})") from error
 
 
 class ShardLog:
-    """The commit records `<prefix>/00012.1.json` of one step: shard 12, generation 1."""
+    """The commit records `<prefix>/00012.1.json` of one step: shard 12, generation 1.
+
+    Records never change, so each is read once; what others have committed since is found by listing.
+    """
 
     def __init__(self, store: Store, prefix: str, step: str) -> None:
         self.store = store
         self.prefix = prefix
         self.step = step
-        self._known: dict[tuple[int, int], Commit] = {}  # records never change: each is read once
+        self._known: dict[int, Commit] = {}  # the highest valid generation read so far, by shard id
 
     def path(self, shard_id: int, generation: int) -> str:
         return f"{self.prefix}/{shard_id:05d}.{generation}.json"
 
     def committed(self) -> dict[int, Commit]:
-        """The highest valid generation of every shard, by shard id; read in parallel."""
-        generations = self._generations()
-        commits = map_in_threads(lambda item: self._highest_valid(*item), generations.items())
-        return {commit.shard_id: commit for commit in commits if commit is not None}
+        """The highest valid generation of every shard, by shard id: a listing, and what is new is read."""
+        listed, unread = self._list()
+        # Decoding takes the interpreter's lock: threads hide the latency of an object store, and slow a disk.
+        readers = 1 if self.store.is_local else READERS
+        map_in_threads(lambda item: self._read_highest(*item), unread.items(), readers)
+        return {shard_id: self._known[shard_id] for shard_id in sorted(listed) if shard_id in self._known}
 
     def get(self, shard_id: int) -> Commit | None:
         """The highest valid generation of one shard. Generations have no gaps, so nothing is listed."""
-        generation, best = 1, None
+        known = self._known.get(shard_id)
+        generation = 1 if known is None else known.generation + 1
         while True:
             try:
-                best = self._read(shard_id, generation)
+                self._read(shard_id, generation)
             except FileNotFoundError:
-                return best
+                return self._known.get(shard_id)
             except DataDamaged:
                 pass  # the one before stands
             generation += 1
@@ -112,31 +127,41 @@ class ShardLog:
                 return Commit.from_body(created.body, path), True
             return self.get(offered.shard_id) or Commit.from_body(created.body, path), False
 
-    def _generations(self) -> dict[int, list[int]]:
-        """The generations of every shard, valid or not, highest first."""
-        found: dict[int, list[int]] = defaultdict(list)
+    def _list(self) -> tuple[set[int], dict[int, list[int]]]:
+        """The shards that have records, and the generations of each above the one that is known."""
+        listed: set[int] = set()
+        unread: dict[int, list[int]] = defaultdict(list)
         for path in self.store.list(self.prefix, recursive=False):
             if match := _COMMIT_NAME.fullmatch(path.rpartition("/")[2]):
-                found[int(match[1])].append(int(match[2]))
-        return {shard_id: sorted(numbers, reverse=True) for shard_id, numbers in sorted(found.items())}
+                shard_id, generation = int(match[1]), int(match[2])
+                listed.add(shard_id)
+                known = self._known.get(shard_id)
+                if known is None or generation > known.generation:
+                    unread[shard_id].append(generation)
+        return listed, unread
 
-    def _highest_valid(self, shard_id: int, generations: Sequence[int]) -> Commit | None:
-        for generation in generations:
+    def _read_highest(self, shard_id: int, generations: Sequence[int]) -> None:
+        for generation in sorted(generations, reverse=True):
             try:
-                return self._read(shard_id, generation)
+                self._read(shard_id, generation)
+                return
             except (DataDamaged, FileNotFoundError):
                 continue
-        return None
 
-    def _read(self, shard_id: int, generation: int) -> Commit:
-        if (known := self._known.get((shard_id, generation))) is not None:
-            return known
+    def _read(self, shard_id: int, generation: int) -> None:
         path = self.path(shard_id, generation)
         commit = Commit.from_body(read_record(self.store, path), path)
         if (commit.step, commit.shard_id, commit.generation) != (self.step, shard_id, generation):
             raise DataDamaged(f"{path} holds the record of another shard or generation")
-        self._known[(shard_id, generation)] = commit
-        return commit
+        self._known[shard_id] = commit
+
+
+def _share(words: dict[str, Any]) -> dict[str, Any]:
+    """One object for all records that say the same: most shards have the same states and few workers."""
+    try:
+        return _SHARED.setdefault(tuple(words.items()), words)
+    except TypeError:  # a report that holds lists
+        return words
 
 
 def write_data(store: Store, path: str, data: bytes, rows: int) -> DataFile:

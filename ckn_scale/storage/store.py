@@ -73,6 +73,10 @@ class Store:
         found = self._retried(prefix, lambda: self._list_once(prefix, recursive))
         return sorted(found)
 
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Names of the folders in the folder `prefix`, sorted; nothing below them is listed."""
+        return sorted(self._retried(prefix, lambda: self._list_folders_once(prefix)))
+
     def list_sizes(self, prefix: str = "") -> dict[str, int]:
         """Bytes of every file in the folder `prefix` and below, by relative path."""
         return self._retried(prefix, lambda: self._list_sizes_once(prefix))
@@ -180,7 +184,8 @@ class Store:
 
     def _read_once(self, path: str) -> bytes:
         if self.is_local:
-            return Path(self.address(path)).read_bytes()
+            with open(self.address(path), "rb") as file:
+                return file.read()
         return self.fs.cat_file(self._key(path))
 
     def _read_range_once(self, path: str, start: int, length: int) -> bytes:
@@ -192,9 +197,8 @@ class Store:
 
     def _list_once(self, prefix: str, recursive: bool) -> Sequence[str]:
         if self.is_local:
-            root = Path(self.url)
-            files = local_files.walk_files(root / _checked(prefix), recursive=recursive)
-            return [file.relative_to(root).as_posix() for file in files]
+            names = local_files.walk_names(Path(self.url, _checked(prefix)), recursive=recursive)
+            return [f"{prefix}/{name}" if prefix else name for name in names]
         self.fs.invalidate_cache()
         entries = self._list_entries(self._key(prefix), recursive)
         start = len(self._root) + 1
@@ -202,11 +206,17 @@ class Store:
             name.lstrip("/")[start:] for name, kind in entries if kind == "file" and not name.endswith("/")
         ]
 
+    def _list_folders_once(self, prefix: str) -> Sequence[str]:
+        if self.is_local:
+            return local_files.folder_names(Path(self.url, _checked(prefix)))
+        self.fs.invalidate_cache()
+        entries = self._list_entries(self._key(prefix), recursive=False)
+        return [name.rstrip("/").rpartition("/")[2] for name, kind in entries if kind == "directory"]
+
     def _list_sizes_once(self, prefix: str) -> dict[str, int]:
         if self.is_local:
-            root = Path(self.url)
-            sizes = local_files.walk_sizes(root / _checked(prefix))
-            return {file.relative_to(root).as_posix(): size for file, size in sizes}
+            sizes = local_files.walk_sizes(Path(self.url, _checked(prefix)))
+            return {f"{prefix}/{name}" if prefix else name: size for name, size in sizes}
         self.fs.invalidate_cache()
         try:
             found = self.fs.find(self._key(prefix), detail=True)

@@ -52,3 +52,8 @@ def test_help_is_light():
     statement = "from ckn_scale.cli.main import app\nfrom typer.testing import CliRunner\n"
     statement += "assert CliRunner().invoke(app, ['index', '--help']).exit_code == 0"
     assert not _loaded_after(statement) & HEAVY
+
+
+def test_status_is_light():
+    """Torch would take as much memory as the records of 100,000 shards, and longer than most answers."""
+    assert not _loaded_after("import ckn_scale.steps.run_status") & HEAVY

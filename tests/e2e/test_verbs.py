@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from photo_runs import digests_of, index_here, parse, tiny_options
+from photo_runs import digests_of, index_here, parse, read_commits, tiny_options
 
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import read_photo
@@ -141,8 +141,8 @@ def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests
     unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
     orphan.write_bytes(b"a lost attempt")
     unsettled.write_bytes(b"of a shard that has no record")
-    build = next((own_run / "commits").glob("build_index-*")).name.partition("-")[2]
-    lost_build = own_run / "index" / f"{build}-0123456789abcdef" / "shard-00000.faiss"
+    number = min(read_commits(own_run, "build_index"))
+    lost_build = own_run / "index" / f"{number}-0123456789abcdef" / "shard-00000.faiss"
     lost_build.parent.mkdir()
     lost_build.write_bytes(b"a lost attempt")
     (own_run / "vectors" / ".new-0123456789abcdef").write_bytes(b"a write that was cut off")

@@ -13,6 +13,7 @@ from ckn_scale.errors import DataDamaged
 from ckn_scale.storage.records import encode_record, new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, encode_table, read_table, write_table
+from ckn_scale.storage.store import Store
 
 
 def make_commit(shard_id: int = 0, **changes) -> Commit:
@@ -115,6 +116,37 @@ def test_committed_reads_many(tmp_path):
     log = run.commits("encode")
     assert log.committed() == commits
     assert list(log.committed()) == sorted(commits)
+
+
+class CountingStore(Store):
+    """Counts what is read."""
+
+    reads = 0
+
+    def read(self, path: str) -> bytes:
+        self.reads += 1
+        return super().read(path)
+
+
+def test_a_record_is_read_once_whoever_asks(run):
+    for shard_id in range(5):
+        run.commits("encode").commit(make_commit(shard_id))
+    counting = RunFolder(CountingStore(run.url), run.body)
+    for _ in range(3):
+        assert len(counting.commits("encode").committed()) == 5
+    assert counting.store.reads == 5
+
+
+def test_what_others_commit_meanwhile_is_seen(run):
+    mine, other = run.commits("encode"), RunFolder.open(run.url).commits("encode")
+    other.commit(make_commit(0))
+    assert set(mine.committed()) == {0}
+    other.commit(make_commit(1))
+    repair = make_commit(0, generation=2, supersedes=1, reason="x")
+    other.commit(repair)
+    assert mine.get(0) == repair
+    assert set(mine.committed()) == {0, 1}
+    assert mine.committed()[0] == repair
 
 
 def _commit_shard(url: str) -> bool:

@@ -54,6 +54,13 @@ def test_read_missing_raises_file_not_found(store):
     assert not store.exists("nothing")
 
 
+def test_list_folders_names_what_lies_in_a_folder_and_nothing_below(store):
+    for path in ("commits/a/1", "commits/b-1/1", "commits/b-1/c/1", "commits/file"):
+        store.write_new(path, b"x")
+    assert store.list_folders("commits") == ["a", "b-1"]
+    assert store.list_folders("nothing") == []
+
+
 def test_delete_is_repeatable(store):
     store.write_new("a/b", b"x")
     store.delete("a/b")

@@ -1,0 +1,78 @@
+"""Names of what the committed vectors make: of the build, and of each of its index shards.
+
+An index shard is named by its own content, so one that did not change is taken over by the next
+build as it is. Records are all that is read here (no torch: `status` asks too).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ckn_scale.config import parse_settings
+from ckn_scale.errors import WorkFailed
+from ckn_scale.steps.plan import Segment, count_shards, list_replaced
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit
+
+ENCODED, BUILT, CERTIFIED = "encode_images", "build_index", "certify_index"  # what its steps are called
+_CONTENTS = 10**12  # an index shard's number: its position, then twelve digits of its content's hash
+
+
+def name_build(run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]) -> str:
+    """The name of the build that the vectors of a plan make; WorkFailed while some are missing."""
+    return name_shards(number_index_shards(run, segments, encoded))
+
+
+def name_shards(numbers: Sequence[int]) -> str:
+    """The name of the build that index shards of these numbers make."""
+    return hashlib.sha256("".join(f"{number}\n" for number in numbers).encode()).hexdigest()[:16]
+
+
+def number_index_shards(
+    run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]
+) -> list[int]:
+    """The numbers of the index shards that encoded shards make, by position; WorkFailed while some miss."""
+    replaced, total = list_replaced(segments), count_shards(segments)
+    missing = sum(shard_id not in encoded for shard_id in range(total))
+    if missing:
+        raise WorkFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
+    size = parse_settings(run.settings).index.shards_per_index_shard
+    return [
+        number_index_shard(
+            first // size,
+            [encoded[one] for one in range(first, min(first + size, total))],
+            segments,
+            replaced,
+        )
+        for first in range(0, total, size)
+    ]
+
+
+def number_index_shard(
+    position: int, covered: Sequence[Commit], segments: Sequence[Segment], replaced: np.ndarray
+) -> int:
+    """Of one index shard, by what it is made of: vectors, thumbnails, and images that were replaced."""
+    content = hashlib.sha256()
+    for commit in covered:
+        vectors, thumbnails = commit.files["vectors"].sha256, commit.files["thumbnails"].sha256
+        content.update(f"{commit.shard_id} {commit.fingerprint} {vectors} {thumbnails}\n".encode())
+    first, _ = ids_of_shard(segments, covered[0].shard_id)
+    _, end = ids_of_shard(segments, covered[-1].shard_id)
+    content.update(replaced[slice(*np.searchsorted(replaced, (first, end)))].tobytes())
+    return position * _CONTENTS + int.from_bytes(content.digest()[:8], "big") % _CONTENTS
+
+
+def position_of(number: int) -> int:
+    """Where an index shard stands among those of its build."""
+    return number // _CONTENTS
+
+
+def ids_of_shard(segments: Sequence[Segment], shard_id: int) -> tuple[int, int]:
+    """The first image id of a shard, and the one after its last."""
+    segment = next(one for one in reversed(segments) if one.first_shard <= shard_id)
+    first = (shard_id - segment.first_shard) * segment.images_per_shard
+    end = min(first + segment.images_per_shard, segment.num_images)
+    return segment.first_id + first, segment.first_id + end
