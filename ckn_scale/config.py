@@ -7,7 +7,7 @@ them. Models are frozen and closed: a misspelt key stops the job in its first se
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -109,7 +109,7 @@ class Resources(Closed):
 
     workers: Annotated[int, Field(ge=0)] = 1  # 0: this process itself
     ray: Literal["local", "auto"] | None = None
-    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None  # none: one, where the cluster has GPUs
+    gpus_per_worker: Annotated[float, Field(gt=0)] = 1.0  # on Ray, with numerics.device = cuda
     read_ahead: Count = 4  # images read and decoded ahead of the encoder, per worker
     read_deadline_s: Annotated[float, Field(gt=0)] = 300.0  # an image not read by then fails its shard
     image_memory_mb: Annotated[int, Field(ge=64)] = 1024  # for images read and decoded ahead, per worker
@@ -123,14 +123,25 @@ def list_presets() -> list[str]:
 
 
 def load_settings(
-    preset: str = "compact", config_file: str | None = None, overrides: Sequence[str] = ()
+    preset: str = "compact",
+    config_file: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    choose_device: Callable[[], str] | None = None,
 ) -> Settings:
-    """The preset, then the file, then `key.path=value` pairs over it."""
+    """The preset, then the file, then `key.path=value` pairs over it.
+
+    `choose_device` is asked for `numerics.device` where none of them names it.
+    """
     tree = _read_preset(preset)
     if config_file is not None:
         _merge(tree, _read_toml(config_file))
     for override in overrides:
         _apply_override(tree, override)
+    if choose_device is not None:
+        numerics = tree.setdefault("numerics", {})
+        if isinstance(numerics, dict) and "device" not in numerics:
+            numerics["device"] = choose_device()
     return parse_settings(tree)
 
 

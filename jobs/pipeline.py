@@ -13,20 +13,28 @@ import argparse
 import logging
 import sys
 
-from ckn_scale.config import Resources, load_settings
+from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError
 from ckn_scale.runners.base import Progress
+from ckn_scale.runners.devices import settle_settings
 from ckn_scale.runners.index_images import open_driver, publish, sample, summarise, train
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan import plan_images
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
-    settings = load_settings(arguments.preset, arguments.config, arguments.override)
+    settings = settle_settings(
+        arguments.run,
+        arguments.preset,
+        arguments.config,
+        arguments.override,
+        device=arguments.device,
+        ray="auto",
+    )
     resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
     # list the images once, freeze the list
     run = plan_images(arguments.run, settings, arguments.images, append=arguments.append)
-    with open_driver(run, resources, log_progress) as driver:  # actors, each pinned to its GPU
+    with open_driver(run, resources, log_progress) as driver:  # actors, each with its cores and its GPU
         sample(driver, settings)  # images drawn by hash → patches
         train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
         driver.do(EncodeImages)  # every image once → vector, points, thumbnail
@@ -51,7 +59,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--set", dest="override", action="append", default=[], metavar="key.path=value")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--gpus-per-worker", type=float)
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="settled by the plan"
+    )
+    parser.add_argument("--gpus-per-worker", type=float, default=1.0, help="with --device cuda")
     parser.add_argument("--append", action="store_true", help="add what IMAGES has beyond the run's plan")
     parser.add_argument("--accept", action="store_true", help="publish what a gate refused, on record")
     return parser.parse_args()

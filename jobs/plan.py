@@ -11,4 +11,4 @@ import sys
 from ckn_scale.cli import main
 
 if __name__ == "__main__":
-    main(["plan", *sys.argv[1:]])
+    main(["plan", *sys.argv[1:], "--ray", "auto"])

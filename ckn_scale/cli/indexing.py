@@ -13,6 +13,7 @@ from ckn_scale.cli.options import (
     Append,
     Check,
     Config,
+    Device,
     DryRun,
     Images,
     Keep,
@@ -39,6 +40,7 @@ def index(
     override: Override = None,
     workers: Workers = 2,
     ray: Ray = None,
+    device: Device = "auto",
     models: Models = None,
     keep: Keep = None,
     append: Append = False,
@@ -55,14 +57,15 @@ def index(
     ckn-scale index list.csv run/ --keep title --preset paper --set keypoints.max_keypoints=2000
     ckn-scale index photos/ run/ --append
     """
-    settings = _load_settings(preset, config, override, models)
     if dry_run:
-        _tell_dry_run(images, settings, keep or [])
+        _tell_dry_run(images, _load_settings(preset, config, override, models), keep or [])
         return
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
+    from ckn_scale.runners.devices import settle_settings
     from ckn_scale.runners.index_images import index_images
 
+    settings = settle_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     report = index_images(
         images,
         run,
@@ -84,6 +87,8 @@ def plan(
     preset: Preset = "compact",
     config: Config = None,
     override: Override = None,
+    ray: Ray = None,
+    device: Device = "auto",
     models: Models = None,
     keep: Keep = None,
     append: Append = False,
@@ -93,16 +98,18 @@ def plan(
     \b
     ckn-scale plan s3://bucket/photos s3://bucket/run
     """
-    settings = _load_settings(preset, config, override, models)
+    from ckn_scale.runners.devices import settle_settings
     from ckn_scale.steps.estimate import estimate_run
     from ckn_scale.steps.model_parts import adopt_models
     from ckn_scale.steps.plan import plan_images, read_segments
 
+    settings = settle_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     opened = plan_images(run, settings, images, keep or [], append=append)
     if models is not None:
         adopt_models(opened, models)
     for segment in read_segments(opened):
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
+    print(f"computes on {settings.numerics.device}")
     for line in estimate_run(opened, settings).lines():
         print(line)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,10 @@ Config = Annotated[str | None, typer.Option("--config", help="A TOML file of set
 Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes or Ray actors; 0: this process itself.")]
 Ray = Annotated[str | None, typer.Option(help="local: a Ray of its own; auto: the cluster this runs in.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="Where the run computes, settled by its plan; auto: cuda where workers see one."),
+]
 Keep = Annotated[list[str] | None, typer.Option(help="A column of the list that hits carry; may repeat.")]
 Append = Annotated[
     bool,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import cv2
 import torch
 
@@ -20,6 +22,7 @@ def require_device(device: str) -> None:
     """`cuda` never falls back silently."""
     if device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency(
-            "numerics.device is cuda, but torch sees no GPU in this process; "
-            "install a CUDA build of torch, give the worker a GPU, or set numerics.device=cpu"
+            "numerics.device is cuda, but torch sees no GPU in this process "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}); install a CUDA build of "
+            "torch, give the worker a GPU, or plan another run with --device cpu"
         )

@@ -1,4 +1,4 @@
-"""A crew of Ray actors: pinned to GPUs where the cluster has them, CPU actors otherwise.
+"""A crew of Ray actors, each with the cores and the GPU that it computes on, and no more.
 
 Actors take names and return small reports; pixels never enter the object store. The driver holds
 no state: a rerun resumes from the records.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.metrics import ShardMetrics
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
+from ckn_scale.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class RayCrew:
 
     def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
         self._run_url, self._resources, self._sight = run_url, resources, sight
+        self._needs = count_needs(RunFolder.open(run_url).settings["numerics"], resources)
         self._idle: list[Any] = []
         self._running: dict[Any, tuple[Any, ShardTask, float]] = {}  # result → actor, task, start
         self._rising: dict[Any, Any] = {}  # answer of `ready` → actor
@@ -72,9 +75,10 @@ class RayCrew:
     def __enter__(self) -> RayCrew:
         if not ray.is_initialized():
             address = "auto" if self._resources.ray == "auto" else None
-            self._connection.enter_context(connect_ray(address, num_cpus=max(self._resources.workers, 1)))
+            own_cpus = self._count * round(self._needs["CPU"])
+            self._connection.enter_context(connect_ray(address, num_cpus=own_cpus))
         try:
-            for _ in range(max(self._resources.workers, 1)):
+            for _ in range(self._count):
                 self._hire()
             self._await_first()
         except BaseException:
@@ -90,6 +94,10 @@ class RayCrew:
     @property
     def free(self) -> int:
         return len(self._idle)
+
+    @property
+    def _count(self) -> int:
+        return max(self._resources.workers, 1)
 
     def start(self, task: ShardTask) -> None:
         actor = self._idle.pop()
@@ -147,39 +155,66 @@ class RayCrew:
         self._hire()
 
     def _hire(self) -> None:
-        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-        gpus = self._gpus_per_worker()
-        if gpus > 0:
-            options["num_gpus"] = gpus
-        maker = ray.remote(ShardActor).options(**options)
+        maker = ray.remote(ShardActor).options(
+            num_cpus=self._needs["CPU"],
+            num_gpus=self._needs.get("GPU", 0),
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
         actor = maker.remote(self._run_url, self._resources, self._sight)
         self._rising[actor.ready.remote()] = actor
 
-    def _gpus_per_worker(self) -> float:
-        if self._resources.gpus_per_worker is not None:
-            return self._resources.gpus_per_worker
-        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
-
     def _await_first(self) -> None:
-        """Until all actors are there; after a while, those that are there begin, and others join them."""
-        begun = time.monotonic()
+        """Until all that find room are there; after a while, those that are there begin. Others join them."""
+        begun, room = time.monotonic(), count_room(ray.nodes(), self._needs)
+        if room < self._count:
+            log.warning("%s; those without begin when there is more", self._describe_room(room))
         while self._rising:
             self.wait(timeout_s=1.0)
             waited_s = time.monotonic() - begun
+            if 0 < room <= len(self._idle):
+                return
             if self._idle and waited_s > SETTLE_S:
-                log.warning("%d of %d workers begin", len(self._idle), self._resources.workers)
+                log.warning("%d of %d workers begin", len(self._idle), self._count)
                 return
             if waited_s > START_ALLOWANCE_S:
-                raise InputError(
-                    f"the cluster did not start any of {self._resources.workers} workers in "
-                    f"{START_ALLOWANCE_S:g} s; it has {ray.cluster_resources()}"
-                )
+                room = count_room(ray.nodes(), self._needs)
+                raise InputError(f"no worker started in {START_ALLOWANCE_S:g} s: {self._describe_room(room)}")
+
+    def _describe_room(self, room: int) -> str:
+        nodes = ", ".join(_list_amounts(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        return (
+            f"{self._count} workers ask for {_list_amounts(self._needs)} each, "
+            f"and the cluster's nodes ({nodes}) have room for {room}"
+        )
 
     def _leave(self) -> None:
         busy = [actor for actor, _, _ in self._running.values()]
         for actor in (*self._idle, *busy, *self._rising.values()):
             ray.kill(actor)
         self._connection.close()
+
+
+def count_needs(numerics: Mapping[str, Any], resources: Resources) -> dict[str, float]:
+    """What one worker is busy with, in Ray's words.
+
+    On the CPU the compute threads: those that read and decode ahead mostly wait for them. On a GPU it is
+    the other way round, and the worker wants a core for each.
+    """
+    if numerics["device"] == "cpu":
+        return {"CPU": numerics["threads"]}
+    return {"CPU": numerics["threads"] + resources.read_ahead, "GPU": resources.gpus_per_worker}
+
+
+def count_room(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> int:
+    """How many workers the nodes could hold at once, were nobody else there."""
+    having = [node["Resources"] for node in nodes if node["Alive"]]
+    return sum(int(min(has.get(name, 0) / amount for name, amount in needs.items())) for has in having)
+
+
+def _list_amounts(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU") if name in resources)
 
 
 def _as_ours(error: RayError) -> CknScaleError:

@@ -1,13 +1,11 @@
-"""One process, a pool, Ray actors on two nodes, a real S3 server: the same bytes."""
+"""One process, a pool, a real S3 server: the same bytes."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
-from photo_runs import OVERRIDES, digests_of, index_command, parse, read_commits, tiny_options
-from ray_nodes import RayNodes
+from photo_runs import OVERRIDES, digests_of, parse, read_commits, tiny_options
 
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.runners import sight
@@ -32,20 +30,6 @@ def test_pool_gives_the_bytes_of_one_process_and_shares_the_work(
 
 def _refuse(uri: str, **options: str) -> bytes:
     raise AssertionError(f"the driver opened {uri}")
-
-
-def test_ray_gives_the_same_bytes_and_each_actor_sees_its_own_gpu(
-    photos, reference_digests, user_env, tmp_path
-):
-    run = tmp_path / "run"
-    with RayNodes({**user_env, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}, count=2, num_gpus=1) as nodes:
-        command = index_command("index", photos, run, *tiny_options(), "--workers", "2", "--ray", "auto")
-        result = subprocess.run(command, env=nodes.driver_env, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert digests_of(run) == reference_digests
-    seen = {commit.worker["pid"]: commit.worker["gpus"] for commit in read_commits(run).values()}
-    assert len(seen) == 2, "both actors took part"
-    assert all(len(gpus.split(",")) == 1 and gpus.isdigit() for gpus in seen.values()), seen
 
 
 def test_s3_gives_the_same_bytes(photos, reference_digests, s3, command_line):
