@@ -1,30 +1,76 @@
 """ckn_scale: instance retrieval over millions of images, learned without labels, on Ray.
 
-    ckn_scale.index("photos/", "run/")
-    ckn_scale.open_index("run/").search("query.jpg")
+    report = ckn_scale.index("photos/", "run/")
+    index = ckn_scale.open_index("run/")
+    hits = index.search("query.jpg", k=5)
 
-Importing the package imports neither torch nor Ray; the functions do when they are called.
+Importing the package imports neither torch nor Ray; what is asked of it does, when it is asked.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-__version__ = "0.1.0"
-__all__ = ["__version__", "index", "open_index"]
 
 if TYPE_CHECKING:
     from ckn_scale.api import index
-    from ckn_scale.search.engine import open_index
+    from ckn_scale.config import Settings, load_settings
+    from ckn_scale.errors import (
+        CknScaleError,
+        DataDamaged,
+        ImageRejected,
+        InputError,
+        MissingDependency,
+        RunMismatch,
+        SettingsError,
+        StoreUnfit,
+        TransientStoreError,
+        WorkFailed,
+    )
+    from ckn_scale.runners.index_images import IndexReport
+    from ckn_scale.search.engine import Index, open_index
+    from ckn_scale.search.shard import Hit
+
+__version__ = "0.1.0"
+__all__ = [
+    "CknScaleError",
+    "DataDamaged",
+    "Hit",
+    "ImageRejected",
+    "Index",
+    "IndexReport",
+    "InputError",
+    "MissingDependency",
+    "RunMismatch",
+    "Settings",
+    "SettingsError",
+    "StoreUnfit",
+    "TransientStoreError",
+    "WorkFailed",
+    "__version__",
+    "index",
+    "load_settings",
+    "open_index",
+]
+
+_HOMES = {
+    "index": "ckn_scale.api",
+    "load_settings": "ckn_scale.config",
+    "Settings": "ckn_scale.config",
+    "IndexReport": "ckn_scale.runners.index_images",
+    "Index": "ckn_scale.search.engine",
+    "open_index": "ckn_scale.search.engine",
+    "Hit": "ckn_scale.search.shard",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open_index":
-        from ckn_scale.search.engine import open_index
+    if name not in __all__:
+        raise AttributeError(f"module 'ckn_scale' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "ckn_scale.errors")), name)
+    globals()[name] = value
+    return value
 
-        return open_index
-    if name == "index":
-        from ckn_scale.api import index
 
-        return index
-    raise AttributeError(f"module 'ckn_scale' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

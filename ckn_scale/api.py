@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from ckn_scale.config import Resources
+from ckn_scale.config import parse_resources
+from ckn_scale.errors import InputError
 from ckn_scale.runners.base import ProgressHook
 from ckn_scale.runners.devices import settle_settings
 from ckn_scale.runners.index_images import IndexReport, index_images
 
+PathLike: TypeAlias = "str | os.PathLike[str]"
+
 
 def index(
-    images: str | Sequence[str],
-    run: str,
+    images: PathLike | Sequence[PathLike],
+    run: PathLike,
     *,
     preset: str = "compact",
-    config: str | None = None,
+    config: PathLike | None = None,
     overrides: Sequence[str] = (),
     workers: int = 2,
     ray: Literal["local", "auto"] | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     keep: Sequence[str] = (),
     append: bool = False,
-    models: str | None = None,
+    models: PathLike | None = None,
     accept: bool = False,
     check: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
-    """Index a folder, glob, list, tar or Parquet file of images into `run`; resumable.
+    """Index images into the run folder `run` and publish them; called again, it goes on where it stopped.
 
-    `append` adds what `images` has beyond the run's plan; `models` takes over another run's models;
-    `device` is settled when the run is planned: auto takes cuda where the workers' torch sees it.
-    `check` reads every file of the run and makes again what is damaged.
-    Raises WorkFailed when shards failed, the gate was not passed or too many images were unusable.
+    `images`: a folder, glob, image, list (txt, csv, parquet), tar or Parquet file of images, on disk or any
+    store that fsspec knows, as str or Path; or a list of these. `run`: a folder or `s3://bucket/run`.
+    `preset`, a TOML file `config` and `overrides` ("key.path=value") are the settings, later ones over
+    earlier. `workers` processes (0: this one) or, with `ray`, actors do the work; the result is the same.
+    `keep` names columns of the list that travel to the hits. `append` adds what `images` has beyond the run's
+    plan; `models` takes over another run's models; `accept` publishes below the gate's target, on record;
+    `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
+    planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
+    `Progress` after every shard.
+
+    Returns an IndexReport: version, images by state, and what each step did.
+    Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and WorkFailed when shards
+    failed, the gate was not passed or too many images were unusable.
     """
+    models = None if models is None else os.fspath(models)
+    config = None if config is None else os.fspath(config)
+    run = os.fspath(run)
     settings = settle_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
     return index_images(
-        images,
+        _as_source(images),
         run,
         settings,
-        Resources(workers=workers, ray=ray),
+        parse_resources({"workers": workers, "ray": ray}),
         keep=keep,
         append=append,
         models=models,
@@ -48,3 +64,14 @@ def index(
         check_all=check,
         on_progress=on_progress,
     )
+
+
+def _as_source(images: PathLike | Sequence[PathLike]) -> str | list[str]:
+    if isinstance(images, str | os.PathLike):
+        return os.fspath(images)
+    if isinstance(images, list | tuple) and all(isinstance(one, str | os.PathLike) for one in images):
+        return [os.fspath(one) for one in images]
+    given = (
+        {type(one).__name__ for one in images} if isinstance(images, list | tuple) else type(images).__name__
+    )
+    raise InputError(f"images must be a path, a URI or a list of them, got {given}")

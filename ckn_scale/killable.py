@@ -6,7 +6,6 @@ So shards that met such an image, and every query of a server, are prepared in a
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from ckn_scale.errors import CknScaleError, ImageRejected
 from ckn_scale.interrupts import signals_blocked
+from ckn_scale.spawn import SPAWN
 
 START_ALLOWANCE_S = 120.0  # a child imports numpy and OpenCV before its first call
 EXIT_ALLOWANCE_S = 5.0  # between the end of its pipe and its own end, whose code is told
@@ -63,10 +63,9 @@ class KillableChild(Generic[Answer]):
 
     def start(self) -> Connection:
         """Have the child ready before its first call."""
-        context = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
+        pipe, theirs = SPAWN.Pipe()
         arguments = (theirs, self._function)
-        process = context.Process(target=_serve_calls, args=arguments, name="killable", daemon=True)
+        process = SPAWN.Process(target=_serve_calls, args=arguments, name="killable", daemon=True)
         with signals_blocked():
             process.start()
         theirs.close()

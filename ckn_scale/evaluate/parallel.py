@@ -22,6 +22,7 @@ from ckn_scale.evaluate.regions import (
 )
 from ckn_scale.evaluate.training_images import Progress
 from ckn_scale.interrupts import signals_blocked
+from ckn_scale.spawn import SPAWN
 
 FILES_PER_TASK = 8
 MIN_FILES = 64  # below this, starting processes costs more than it saves
@@ -75,9 +76,8 @@ def _describe_in_processes(
     """Yields how many are done; spawned, because torch's threads do not survive a fork."""
     packed, done = Packed.of(keyed), 0
     tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
-    context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(workers, len(tasks)), context, _set_up, (reader, keyed.key, packed)) as pool:
+    with ProcessPoolExecutor(min(workers, len(tasks)), SPAWN, _set_up, (reader, keyed.key, packed)) as pool:
         try:
             with signals_blocked():
                 futures = [pool.submit(_describe_task, task) for task in tasks]

@@ -48,9 +48,15 @@ class IndexReport:
     """What a call did, step by step, and the images by state of the version that is current now."""
 
     run: str
-    version: int
-    states: dict[str, int]
+    version: int  # that is current now
+    states: dict[str, int]  # images of the run by state: "ok", "corrupt", …
     steps: list[StepReport]
+
+    def __repr__(self) -> str:
+        done = {step.step: step.done for step in self.steps if step.done}
+        return (
+            f"IndexReport(run={self.run!r}, version={self.version}, states={self.states}, shards_done={done})"
+        )
 
 
 class Driver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,6 +17,7 @@ from ckn_scale.killable import exit_with_parent
 from ckn_scale.runners.base import Outcome, ShardTask
 from ckn_scale.runners.sight import Sight
 from ckn_scale.runners.worker import Worker
+from ckn_scale.spawn import SPAWN
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,6 @@ class PoolCrew:
 
     def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
         self._run_url, self._resources, self._sight = run_url, resources, sight
-        self._context = multiprocessing.get_context("spawn")
         self._hands: list[_Hand] = []
         self._failed_starts = 0  # since the last one that succeeded
 
@@ -140,9 +139,9 @@ class PoolCrew:
         return [] if hand.task is None else [Outcome(hand.task, kind, error=CknScaleError(sentence))]
 
     def _spawn(self) -> _Hand:
-        mine, theirs = self._context.Pipe()
+        mine, theirs = SPAWN.Pipe()
         arguments = (theirs, self._run_url, self._resources, self._sight)
-        process = self._context.Process(target=_serve_shards, args=arguments, name="ckn-worker")
+        process = SPAWN.Process(target=_serve_shards, args=arguments, name="ckn-worker")
         with signals_blocked():
             process.start()
         theirs.close()

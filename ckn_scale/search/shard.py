@@ -27,6 +27,10 @@ class Hit:
     score: float
     columns: dict[str, Any] = field(default_factory=dict)  # what the user kept beside the image
 
+    def __repr__(self) -> str:
+        kept = f", columns={self.columns!r}" if self.columns else ""
+        return f"Hit(score={self.score:.4f}, uri={self.uri!r}, image_id={self.image_id}{kept})"
+
 
 class ShardGroup:
     """Shards of one published version, memory-mapped, searched one after the other.

@@ -6,7 +6,6 @@ network of the right sizes) in a subprocess, so that its peak memory is measured
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.errors import ImageRejected
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.schemas import BYTES_PER_CODE, BYTES_PER_FRAME
+from ckn_scale.spawn import SPAWN
 from ckn_scale.steps.plan import PlannedImage, read_sample, read_segments
 from ckn_scale.steps.prepare_images import prepare_image
 from ckn_scale.steps.sample_patches import make_front
@@ -64,9 +64,8 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
     """Measure a few sampled images in a process of its own; the figures go into the event log."""
     segments = read_segments(run)
     images = read_sample(run, segments)[:NUM_IMAGES]
-    context = multiprocessing.get_context("spawn")
     with signals_blocked():
-        pool = context.Pool(1)
+        pool = SPAWN.Pool(1)
     with pool:
         measured = pool.apply(_measure, (images, settings))
     estimate = replace(measured, num_images=sum(segment.num_images for segment in segments))

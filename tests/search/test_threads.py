@@ -1,0 +1,76 @@
+"""A library leaves the threads of the process that uses it alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import cv2
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from ckn_scale.core.threads import compute_threads
+from ckn_scale.search.engine import open_index
+
+
+def threads_now() -> tuple[int, int, int]:
+    return torch.get_num_threads(), cv2.getNumThreads(), faiss.omp_get_max_threads()
+
+
+@pytest.fixture
+def three_threads():
+    """A process that has chosen its threads."""
+    before = threads_now()
+    torch.set_num_threads(3)
+    cv2.setNumThreads(3)
+    faiss.omp_set_num_threads(3)
+    yield
+    torch.set_num_threads(before[0])
+    cv2.setNumThreads(before[1])
+    faiss.omp_set_num_threads(before[2])
+
+
+def test_compute_threads_end_with_their_scope(three_threads):
+    with compute_threads(2):
+        assert threads_now() == (2, 2, 2)
+    assert threads_now() == (3, 3, 3)
+    with pytest.raises(ZeroDivisionError), compute_threads(2):
+        1 / 0  # noqa: B018
+    assert threads_now() == (3, 3, 3)
+
+
+def test_threads_that_compute_at_once_leave_the_process_as_it_was(three_threads):
+    def compute(count: int) -> tuple[int, int, int]:
+        with compute_threads(count):
+            return threads_now()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(compute, [1, 2] * 50)) == [(1, 1, 1), (2, 2, 2)] * 50
+    assert cv2.getNumThreads() == 3
+
+
+def test_an_index_computes_with_the_threads_of_its_run_and_gives_them_back(three_threads, photos, reference):
+    index, seen = open_index(reference), []
+    assert threads_now() == (3, 3, 3)
+    describe = index._encoder.channels[0].descriptor.describe
+    object.__setattr__(
+        index._encoder.channels[0].descriptor,
+        "describe",
+        lambda patches: seen.append(threads_now()) or describe(patches),
+    )
+    vector = index.encode(photos / "coffee.jpg")
+    assert seen == [(1, 1, 1)]
+    assert index.search_vector(vector, 1)[0].uri.endswith("/coffee.jpg")
+    assert threads_now() == (3, 3, 3)
+    torch.set_num_threads(1)
+    np.testing.assert_array_equal(open_index(reference).encode(photos / "coffee.jpg"), vector)
+
+
+def test_an_index_computes_with_the_threads_it_was_given(three_threads, photos, reference):
+    index = open_index(reference, threads=2)
+    together = index.encode([photos / "coffee.jpg", photos / "rocket.jpg"])
+    np.testing.assert_array_equal(together[1], index.encode(photos / "rocket.jpg"))
+    assert threads_now() == (3, 3, 3)
+    with pytest.raises(ValueError, match="threads must be ≥ 1, got 0"):
+        open_index(reference, threads=0)
