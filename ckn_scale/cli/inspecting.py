@@ -33,6 +33,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
             line += f"  {step['images_per_s']:.1f} images/s" if step["images_per_s"] else ""
             line += f"  about {step['remaining_s']:.0f} s left" if step["remaining_s"] else ""
             print(line)
+    for what in summary["damaged"]:
+        print(f"damaged: {what}")
     images = summary["images"]
     print(f"{images['planned']} images planned: {count_states(images['states'])}")
     for line in _compare_estimate(summary):

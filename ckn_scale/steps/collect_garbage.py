@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ckn_scale.errors import DataDamaged, InputError
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.plan import SAMPLE_STAGE
+from ckn_scale.steps.plan import SAMPLE_STAGE, STAGE
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
@@ -22,6 +22,8 @@ from ckn_scale.storage.shards import Commit
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
 _INDEX_FILE = re.compile(r"index/(?P<shard>\d{5,})-[0-9a-f]+/shard-\d{5,}\..+")
+
+_PLAN_FILE = re.compile(STAGE + r"/(?P<segment>\d{6,})-[0-9a-f]+/.+")
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
@@ -58,7 +60,9 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
         for stage, file in commit.files.items():
             named.add(file.path)
             settled[stage].add(commit.shard_id)
-    for _, body in run.plan.all():
+    for number, body in run.plan.all():
+        settled[STAGE].add(number)
+        settled[SAMPLE_STAGE].add(number)
         named.update(file["path"] for file in (*body["files"], body["sample"]))
     named.update(_published_files(run))
     return named, settled
@@ -84,6 +88,8 @@ def _is_of_sample(path: str) -> bool:
 
 
 def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:
+    if (match := _PLAN_FILE.fullmatch(path)) is not None:
+        return int(match["segment"]) in settled[STAGE]
     if (match := _SHARD_FILE.fullmatch(path)) is not None:
         return int(match["shard"]) in settled.get(match["stage"], set())
     if (match := _INDEX_FILE.fullmatch(path)) is not None:

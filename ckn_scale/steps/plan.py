@@ -214,13 +214,12 @@ def iter_planned(run: RunFolder, segments: Sequence[Segment]) -> Iterator[Planne
 
 def read_segments(run: RunFolder) -> list[Segment]:
     """The plan, in order. DataDamaged when a record is damaged or gone: its ids would be given twice."""
-    last = max(run.plan.numbers(), default=0)
-    segments = read_whole_segments(run)
-    broken = set(range(1, last + 1)) - {segment.number for segment in segments}
+    records, damage = run.plan.read_all()
+    numbers = [number for number, _ in records]
+    broken = set(range(1, max([*numbers, *damage], default=0) + 1)) - set(numbers)
     if not broken:
-        return segments
-    gone = f"{run.store.address(run.plan.path(min(broken)))} is gone"
-    what = run.plan.find_damaged().get(min(broken), gone)
+        return [Segment.from_record(number, body) for number, body in records]
+    what = damage.get(min(broken), f"{run.store.address(run.plan.path(min(broken)))} is gone")
     raise DataDamaged(
         f"{what}; the images it planned and their ids are unknown without it, so nothing can be added or "
         f"built: put a copy of it back, or use another run folder (`--models {run.url}` spares learning)"
@@ -229,7 +228,7 @@ def read_segments(run: RunFolder) -> list[Segment]:
 
 def read_whole_segments(run: RunFolder) -> list[Segment]:
     """Of a plan with damaged records those that are whole: to look at, not to build on."""
-    return [Segment.from_record(number, body) for number, body in run.plan.all()]
+    return [Segment.from_record(number, body) for number, body in run.plan.read_all()[0]]
 
 
 def require_segments(run: RunFolder) -> list[Segment]:

@@ -21,7 +21,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 
     With a damaged plan nobody knows how many shards there are: no steps then, and `damaged` says why.
     """
-    damaged = [what for log in (run.models, run.versions) for what in log.find_damaged().values()]
+    damaged = [what for log in (run.models, run.versions) for what in log.read_all()[1].values()]
     encoded = run.commits(ENCODED).committed()
     try:
         segments = read_segments(run)

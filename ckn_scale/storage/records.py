@@ -128,17 +128,17 @@ class RecordLog:
 
     def all(self) -> list[tuple[int, dict[str, Any]]]:
         """Every valid record, lowest number first; a warning names those that are damaged."""
+        records, damage = self.read_all()
+        self._warn(damage, "it is left out")
+        return records
+
+    def read_all(self) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, str]]:
+        """Every valid record, and what is wrong with each of the others by its number."""
         damage: dict[int, str] = {}
         numbers = self.numbers()
         bodies = map_in_threads(lambda number: self._read_or_note(number, damage), numbers)
-        self._warn(damage, "it is left out")
-        return [(number, body) for number, body in zip(numbers, bodies, strict=True) if body is not None]
-
-    def find_damaged(self) -> dict[int, str]:
-        """What is wrong with each damaged record, by its number."""
-        damage: dict[int, str] = {}
-        map_in_threads(lambda number: self._read_or_note(number, damage), self.numbers())
-        return dict(sorted(damage.items()))
+        records = [(number, body) for number, body in zip(numbers, bodies, strict=True) if body is not None]
+        return records, damage
 
     def numbers(self) -> list[int]:
         """The numbers in use, valid or not, ascending."""

@@ -5,6 +5,7 @@ import pytest
 from ckn_scale.config import load_settings
 from ckn_scale.errors import DataDamaged, InputError, RunMismatch
 from ckn_scale.steps import plan
+from ckn_scale.steps.collect_garbage import find_garbage
 from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
 from ckn_scale.steps.sample_patches import SamplePatches
 
@@ -123,6 +124,9 @@ def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_plan_that_stan
     run = plan_images(url, settings(), mine, append=True)
     assert planned_names(run) == ["1.jpg", "2.jpg", "3.jpg"]
     assert [segment.num_images for segment in read_segments(run)] == [1, 1, 1]
+    lost = find_garbage(run, grace_s=0)
+    assert {path.split("-")[0] for path in lost} == {"images/000002", "samples/images/00002"}, "of the loser"
+    assert len(lost) == 2
 
 
 def test_plan_images_of_the_same_source_at_once_make_one_plan(folder, tmp_path, monkeypatch):
