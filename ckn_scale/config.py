@@ -85,6 +85,8 @@ class NumericsSettings(Closed):
 
 
 class Settings(Closed):
+    """What is computed, section by section; frozen, and closed to keys it does not know."""
+
     channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
     images: ImageSpec = ImageSpec()
     keypoints: KeypointSpec = KeypointSpec()

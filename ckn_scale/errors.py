@@ -22,15 +22,17 @@ class CknScaleError(Exception):
 
 
 class InputError(CknScaleError):
+    """The user can fix it: a path, a setting, a port. Exit code 2."""
+
     exit_code = 2
 
 
 class SettingsError(InputError):
-    pass
+    """A preset, key or value that there is not."""
 
 
 class RunMismatch(InputError):
-    pass
+    """The run folder holds other settings, another format or numerics class."""
 
 
 class ImageRejected(CknScaleError):
@@ -46,20 +48,20 @@ class ImageRejected(CknScaleError):
 
 
 class DataDamaged(CknScaleError):
-    pass
+    """Bytes are not the ones that were recorded."""
 
 
 class StoreUnfit(InputError):
-    pass
+    """The store cannot keep the promises that a run folder needs."""
 
 
 class TransientStoreError(CknScaleError):
-    pass
+    """The store failed in a way that may pass; it was tried again before."""
 
 
 class WorkFailed(CknScaleError):
-    pass
+    """A run ended with shards undone or a gate not passed. Exit code 1."""
 
 
 class MissingDependency(InputError):
-    pass
+    """An optional package or a device is needed; the sentence says which."""

@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 
+import numpy as np
 import pytest
 from photo_runs import digests_of, index_here, parse, read_commits, tiny_options
 
@@ -111,6 +112,37 @@ def test_kept_columns_travel_to_the_hits(photos, reference, command_line, tmp_pa
     assert result.returncode == 0, result.stderr
     found = parse(command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1", "--json"))
     assert found["results"][0]["hits"][0]["columns"] == {"title": "title of coffee.jpg"}
+    plain = command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1").stdout
+    assert plain.splitlines()[1].endswith("/coffee.jpg  title=title of coffee.jpg")
+
+
+def test_search_asks_for_several_images_and_for_a_part_of_one(photos, reference, command_line, tmp_path):
+    names = ["coffee.jpg", "broken.jpg", "rocket.jpg", "absent.jpg"]
+    asked = [photos / name for name in names]
+    several = command_line("search", reference, *asked, "-k", "1", "--json")
+    assert several.returncode == 1, "two of them cannot be used"
+    results = json.loads(several.stdout)["results"]
+    assert [result["query"] for result in results] == list(map(str, asked))
+    states = [result.get("error", {}).get("state") for result in results]
+    assert states == [None, "truncated", None, "missing"]
+    firsts = [result["hits"][0]["uri"] for result in results if result["hits"]]
+    assert firsts == [str(photos / "coffee.jpg"), str(photos / "rocket.jpg")]
+    # A photograph beside another: the box tells which is meant.
+    pixels = np.zeros((400, 1200, 3), np.uint8)
+    for left, name in ((0, "coffee"), (600, "rocket")):
+        photo = read_photo(name)[:400, :600]
+        pixels[: photo.shape[0], left : left + photo.shape[1]] = photo
+    (tmp_path / "two.jpg").write_bytes(encode_jpeg(pixels, 92))
+    for box, name in (("0,0,600,400", "coffee"), ("600,0,1200,400", "rocket")):
+        found = parse(command_line("search", reference, tmp_path / "two.jpg", "--box", box, "--json"))
+        assert f"/{name}" in found["results"][0]["hits"][0]["uri"]
+
+
+@pytest.mark.parametrize("box", ["10,10", "1,2,3,x", "9,0,3,5", "0,0,nan,5"])
+def test_a_box_that_is_none_is_told(reference, photos, command_line, box):
+    result = command_line("search", reference, photos / "coffee.jpg", "--box", box)
+    assert result.returncode == 2
+    assert result.stderr == f"ckn-scale: --box takes X1,Y1,X2,Y2 with X1 < X2 and Y1 < Y2, got '{box}'\n"
 
 
 def test_failures_are_retried_as_the_next_generation(own_photos, command_line, tmp_path):
