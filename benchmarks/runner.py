@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would yield to everything else
 
+import numpy as np
 from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
@@ -36,6 +37,7 @@ from ckn_scale.core.encoder import ImageEncoder, PreparedImage
 from ckn_scale.core.images import decode_image, encode_thumbnail
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.runners.index_images import open_driver, sample, train
@@ -165,13 +167,15 @@ def _walk(
         prepared.append(PreparedImage(pixels, points, patches))
         small.append(watch.time("thumbnail", encode_thumbnail, pixels, settings.encode.thumbnail_side_px))
     encoded = watch.time("encode", encoder.encode_prepared, prepared)
-    rows = [EncodedRow(*row) for row in zip(images, encoded, [None] * len(images), small, strict=True)]
-    watch.time("write", _write, rows, run, encoder.dim)
+    codec = make_codec(settings.reduction.stored, encoder.dim)
+    codes = [code.tobytes() for code in codec.encode(np.stack([one.vector for one in encoded]))]
+    columns = zip(images, encoded, [None] * len(images), small, codes, strict=True)
+    watch.time("write", _write, [EncodedRow(*row) for row in columns], run, codec)
 
 
-def _write(rows: list[EncodedRow], run: RunFolder, dim: int) -> None:
+def _write(rows: list[EncodedRow], run: RunFolder, codec: VectorCodec) -> None:
     attempt = os.urandom(8).hex()
-    write_table(run, "vectors", 0, attempt, tabulate_vectors(rows, dim))
+    write_table(run, "vectors", 0, attempt, tabulate_vectors(rows, codec))
     write_table(run, "descriptors", 0, attempt, tabulate_descriptors(rows))
     write_table(run, "thumbnails", 0, attempt, tabulate_thumbnails(rows))
 

@@ -28,6 +28,7 @@ def index(
     keep: Sequence[str] = (),
     append: bool = False,
     models: PathLike | None = None,
+    background: PathLike | Sequence[PathLike] = (),
     accept: bool = False,
     check: bool = False,
     on_progress: ProgressHook = lambda progress: None,
@@ -39,7 +40,9 @@ def index(
     `preset`, a TOML file `config` and `overrides` ("key.path=value") are the settings, later ones over
     earlier. `workers` processes (0: this one) or, with `ray`, actors do the work; the result is the same.
     `keep` names columns of the list that travel to the hits. `append` adds what `images` has beyond the run's
-    plan; `models` takes over another run's models; `accept` publishes below the gate's target, on record;
+    plan; `models` takes over another run's models; `background` names
+    photographs of other things (or another run), not indexed, from which it is learned what all images share;
+    `accept` publishes below the gate's target, on record;
     `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
     planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
     `Progress` after every shard.
@@ -60,6 +63,7 @@ def index(
         keep=keep,
         append=append,
         models=models,
+        background=_as_source(background) if background else (),
         accept=accept,
         check_all=check,
         on_progress=on_progress,

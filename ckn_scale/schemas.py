@@ -53,8 +53,11 @@ BYTES_PER_FRAME = 9
 BYTES_PER_CODE = 16
 
 
-def vectors(dim: int) -> pa.Schema:
-    """One row per planned image; `vector` is null unless the state is `ok`."""
+def vectors(encoding: str, dim: int, code_bytes: int) -> pa.Schema:
+    """One row per planned image; `vector` is null unless the state is `ok`.
+
+    A vector of `dim` numbers is kept as `code_bytes` bytes of an encoding of `core/vector_codes.py`.
+    """
     return pa.schema(
         [
             ("image_id", pa.int64()),
@@ -62,9 +65,9 @@ def vectors(dim: int) -> pa.Schema:
             ("reason", pa.string()),
             ("width_px", pa.int32()),
             ("height_px", pa.int32()),
-            ("vector", pa.binary(2 * dim)),
+            ("vector", pa.binary(code_bytes)),
         ],
-        metadata={"dtype": "float16", "dim": str(dim)},
+        metadata={"encoding": encoding, "dim": str(dim)},
     )
 
 
@@ -80,10 +83,11 @@ DESCRIPTORS = pa.schema(
 )
 
 
-def sampled_vlads(dim: int) -> pa.Schema:
+def sampled_vlads(num_columns: int) -> pa.Schema:
+    """A block of columns of the sample's VLADs."""
     return pa.schema(
-        [("image_id", pa.int64()), ("vector", pa.binary(2 * dim))],
-        metadata={"dtype": "float16", "dim": str(dim)},
+        [("image_id", pa.int64()), ("vector", pa.binary(2 * num_columns))],
+        metadata={"dtype": "float16", "dim": str(num_columns)},
     )
 
 
@@ -100,9 +104,17 @@ def read_float_rows(table: pa.Table) -> np.ndarray:
     return _read_binary(table, "row", "<f4")
 
 
-def read_vectors(table: pa.Table) -> np.ndarray:
-    """(N, D) float16 of a table whose every row has a vector."""
+def read_sampled_vlads(table: pa.Table) -> np.ndarray:
+    """(N, D) float16 of a table of `sampled_vlads`."""
     return _read_binary(table, "vector", "<f2")
+
+
+def read_codes(table: pa.Table) -> np.ndarray:
+    """(N, code_bytes) uint8 of a table of `vectors` whose every row has one."""
+    column = table.column("vector").combine_chunks()
+    width = column.type.byte_width
+    flat = np.frombuffer(column.buffers()[1], np.uint8, count=(column.offset + len(column)) * width)
+    return flat.reshape(-1, width)[column.offset :]
 
 
 def _read_binary(table: pa.Table, name: str, dtype: str) -> np.ndarray:

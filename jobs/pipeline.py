@@ -19,7 +19,7 @@ from ckn_scale.runners.base import Progress
 from ckn_scale.runners.devices import settle_settings
 from ckn_scale.runners.index_images import open_driver, publish, sample, summarise, train
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.plan_background import plan_with_background
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
@@ -33,7 +33,13 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
     )
     resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
     # list the images once, freeze the list
-    run = plan_images(arguments.run, settings, arguments.images, append=arguments.append)
+    run = plan_with_background(
+        arguments.run,
+        settings,
+        arguments.images,
+        append=arguments.append,
+        background=arguments.background,
+    )
     with open_driver(run, resources, log_progress) as driver:  # actors, each with its cores and its GPU
         sample(driver, settings)  # images drawn by hash → patches
         train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
@@ -63,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="settled by the plan"
     )
     parser.add_argument("--gpus-per-worker", type=float, default=1.0, help="with --device cuda")
+    parser.add_argument("--background", action="append", default=[], help="other photographs; may repeat")
     parser.add_argument("--append", action="store_true", help="add what IMAGES has beyond the run's plan")
     parser.add_argument("--accept", action="store_true", help="publish what a gate refused, on record")
     return parser.parse_args()

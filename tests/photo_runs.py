@@ -24,11 +24,15 @@ CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make_photos` makes."""
+    return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+def make_photos(folder: Path) -> Path:
     """Photographs, a tilted view of each, distractors, and one file that is no image."""
     from ckn_scale.core.views import encode_jpeg, render_view
     from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
-    folder = tmp_path_factory.mktemp("photos")
     for name in PHOTOS:
         photo = read_photo(name)
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(photo, 92))
@@ -91,6 +95,40 @@ def copy_trained(reference: Path, target: Path) -> Path:
         if folder.name.startswith(AFTER_TRAINING):
             shutil.rmtree(folder)
     return target
+
+
+def background_photos(folder: Path) -> Path:
+    """Views of what the photo set does not show."""
+    from ckn_scale.core.views import encode_jpeg, render_view
+    from ckn_scale.demo import DISTRACTORS, PHOTOS_TOO, read_photo
+
+    for name in (*DISTRACTORS, *PHOTOS_TOO):
+        for view in ("tilt", "shrink"):
+            data = encode_jpeg(render_view(read_photo(name), view, 3), 90)
+            (folder / f"background-{name}-{view}.jpg").write_bytes(data)
+    return folder
+
+
+def finish_with_background(reference: Path, background: Path, target: Path) -> Any:
+    """The reference run as if it had a background: learned again from there on, and encoded."""
+    from ckn_scale.config import Resources, load_settings
+    from ckn_scale.runners.index_images import open_driver, train
+    from ckn_scale.steps.encode_images import EncodeImages
+    from ckn_scale.steps.plan_background import settle_background
+    from ckn_scale.storage.run_folder import RunFolder
+
+    shutil.copytree(reference, target, ignore=shutil.ignore_patterns("events", "nonces", "index"))
+    for folder in (target / "commits").iterdir():
+        if folder.name.startswith(("sample_vlads", "train_reduction", *AFTER_TRAINING)):
+            shutil.rmtree(folder)
+    for record in (target / "models").glob("[0-9]*.json"):
+        record.unlink()
+    run, settings = RunFolder.open(str(target)), load_settings("tiny", None, OVERRIDES)
+    settle_background(run, settings, str(background))
+    with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
+        train(driver, settings)
+        driver.do(EncodeImages)
+    return run
 
 
 def index_command(*arguments: str | Path) -> list[str]:

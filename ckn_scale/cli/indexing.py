@@ -11,6 +11,7 @@ import typer
 from ckn_scale.cli.options import (
     Accept,
     Append,
+    Background,
     Check,
     Config,
     Device,
@@ -42,6 +43,7 @@ def index(
     ray: Ray = None,
     device: Device = "auto",
     models: Models = None,
+    background: Background = None,
     keep: Keep = None,
     append: Append = False,
     accept: Accept = False,
@@ -55,6 +57,7 @@ def index(
     ckn-scale index photos/ run/
     ckn-scale index s3://bucket/photos s3://bucket/run --ray auto --workers 16
     ckn-scale index list.csv run/ --keep title --preset paper --set keypoints.max_keypoints=2000
+    ckn-scale index photos/ run/ --background other-photos/
     ckn-scale index photos/ run/ --append
     """
     if dry_run:
@@ -74,6 +77,7 @@ def index(
         keep=keep or [],
         append=append,
         models=models,
+        background=background or [],
         accept=accept,
         check_all=check,
         on_progress=ProgressLine(quiet=quiet),
@@ -90,6 +94,7 @@ def plan(
     ray: Ray = None,
     device: Device = "auto",
     models: Models = None,
+    background: Background = None,
     keep: Keep = None,
     append: Append = False,
 ) -> None:
@@ -101,10 +106,13 @@ def plan(
     from ckn_scale.runners.devices import settle_settings
     from ckn_scale.steps.estimate import estimate_run
     from ckn_scale.steps.model_parts import adopt_models
-    from ckn_scale.steps.plan import plan_images, read_segments
+    from ckn_scale.steps.plan import read_segments
+    from ckn_scale.steps.plan_background import plan_with_background
 
     settings = settle_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
-    opened = plan_images(run, settings, images, keep or [], append=append)
+    opened = plan_with_background(
+        run, settings, images, keep or [], append=append, background=background or [], models=models
+    )
     if models is not None:
         adopt_models(opened, models)
     for segment in read_segments(opened):
@@ -114,7 +122,13 @@ def plan(
         print(line)
 
 
-def sample(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+def sample(
+    run: Run,
+    workers: Workers = 2,
+    ray: Ray = None,
+    background: Background = None,
+    quiet: Quiet = False,
+) -> None:
     """Draw the training patches from images chosen by hash.
 
     \b
@@ -122,7 +136,10 @@ def sample(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False
     """
     with _open_driver(run, workers, ray, quiet) as (driver, settings):
         from ckn_scale.runners import index_images as path
+        from ckn_scale.steps.plan_background import settle_background
 
+        if background:
+            settle_background(driver.run, settings, background)
         path.sample(driver, settings)
 
 

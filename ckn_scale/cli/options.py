@@ -23,6 +23,13 @@ Device = Annotated[
     typer.Option(help="Where the run computes, settled by its plan; auto: cuda where workers see one."),
 ]
 Keep = Annotated[list[str] | None, typer.Option(help="A column of the list that hits carry; may repeat.")]
+Background = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Photographs of other things (a folder, glob, list, tar, or another run), not indexed, from "
+        "which it is learned what all images share; may repeat."
+    ),
+]
 Append = Annotated[
     bool,
     typer.Option(

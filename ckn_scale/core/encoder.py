@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ckn_scale.core.codebook import assign_words
 from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.flattening import Flattening
 from ckn_scale.core.front import Front, PreparedImage
 from ckn_scale.core.local_codes import pack_codes, pack_frames
 from ckn_scale.core.projection import Projection
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.vlad import aggregate_vlad
 
+Reduction = Flattening | Projection
 Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
 
 
@@ -43,7 +45,7 @@ class ImageEncoder:
     front: Front
     channels: tuple[Channel, ...]
     intra_normalise: bool
-    reduction: Projection | None  # none: the VLAD is the vector
+    reduction: Reduction | None  # none: the VLAD is the vector
 
     @staticmethod
     def from_parts(parts: Mapping[str, Part], *, with_reduction: bool = True) -> ImageEncoder:
@@ -56,7 +58,7 @@ class ImageEncoder:
             _load_channel(parts, name, weight, facts["numerics"])
             for name, weight in zip(facts["channels"], facts["weights"], strict=True)
         )
-        reduction = Projection.from_arrays(*parts["reduction"]) if _reduces(parts, with_reduction) else None
+        reduction = load_reduction(parts["reduction"]) if with_reduction else None
         return ImageEncoder(front, channels, facts["intra_normalise"], reduction)
 
     @property
@@ -74,7 +76,20 @@ class ImageEncoder:
     def encode_prepared(
         self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
     ) -> list[EncodedImage]:
-        """Patches of all images share batches; an image's result does not depend on its company."""
+        """The images' vectors and points; an image's result does not depend on its company."""
+        described = self.describe_prepared(prepared, max_points=max_points)
+        if not described:
+            return []
+        vectors = self.reduce(np.stack([one.vector for one in described]))
+        return [replace(one, vector=vector) for one, vector in zip(described, vectors, strict=True)]
+
+    def describe_prepared(
+        self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
+    ) -> list[EncodedImage]:
+        """The same before the reduction: each vector is a VLAD. Patches of all images share batches.
+
+        Whoever has many images reduces the VLADs of many groups at once, in full blocks.
+        """
         if not prepared:
             return []
         patches = np.concatenate([one.patches for one in prepared])
@@ -84,6 +99,10 @@ class ImageEncoder:
             self._finish(one, [channel[position] for channel in described], max_points)
             for position, one in enumerate(prepared)
         ]
+
+    def reduce(self, vlads: np.ndarray) -> np.ndarray:
+        """(N, K · D) VLADs → (N, dim) vectors."""
+        return vlads if self.reduction is None else self.reduction.apply(vlads)
 
     def _finish(
         self, prepared: PreparedImage, described: Sequence[np.ndarray], max_points: int | None
@@ -106,8 +125,7 @@ class ImageEncoder:
             for rows, channel in zip(described, self.channels, strict=True)
         ]
         total = sum(channel.weight for channel in self.channels)
-        vlad = (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
-        return vlad if self.reduction is None else self.reduction.apply(vlad[None])[0]
+        return (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
 
 
 def encoder_facts(
@@ -143,5 +161,7 @@ def _load_channel(
     return Channel(load_descriptor(parts, channel, numerics), centroids, weight)
 
 
-def _reduces(parts: Mapping[str, Part], wanted: bool) -> bool:
-    return wanted and "reduction" in parts and not parts["reduction"][1].get("identity", False)
+def load_reduction(part: Part) -> Reduction | None:
+    arrays, facts = part
+    kinds: dict[str, type[Flattening] | type[Projection]] = {"flatten": Flattening, "pca": Projection}
+    return None if facts["method"] == "none" else kinds[facts["method"]].from_arrays(arrays, facts)

@@ -29,7 +29,7 @@ MAX_DIRECTIONS = 128
 BACKGROUND_IMAGES_PER_DIRECTION = 4
 SAMPLE_IMAGES_PER_DIRECTION = 32
 # Of fewer images (alike ones counted once) each is a part of the mean itself: centring would take it away;
-MIN_IMAGES = 16
+MIN_IMAGES = 8
 # and rows that share more than this of their squared length are one image many times.
 MAX_COMMON = 0.5
 

@@ -55,7 +55,8 @@ class Projection:
         return out
 
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        return {"matrix": self.matrix, "offset": self.offset}, {"dim": self.dim, "input_dim": self.input_dim}
+        facts = {"method": "pca", "dim": self.dim, "input_dim": self.input_dim}
+        return {"matrix": self.matrix, "offset": self.offset}, facts
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Projection:

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckn_scale.core.vector_codes import SignCodec, empty_sign_index
-from ckn_scale.core.vector_index import as_matrix, check_ids, faiss_threads, import_faiss
+from ckn_scale.core.vector_codes import SignCodec, VectorCodec, empty_sign_index
+from ckn_scale.core.vector_index import (
+    VectorIndex,
+    as_matrix,
+    build_exact,
+    check_ids,
+    faiss_threads,
+    import_faiss,
+)
 
 if TYPE_CHECKING:
     import faiss
@@ -79,6 +86,24 @@ class SignIndex:
     def to_bytes(self) -> bytes:
         """The index in FAISS's own file format; equal codes and ids give equal bytes."""
         return import_faiss().serialize_index(self._index).tobytes()
+
+
+StoredIndex = VectorIndex | SignIndex
+KINDS = {"float16": "exact", "signs": "signs"}  # what an index of each encoding is called in its manifest
+
+
+def build_index(codec: VectorCodec, codes: np.ndarray, ids: np.ndarray) -> StoredIndex:
+    """An index of (N, code_bytes) codes with (N,) strictly ascending int64 ids."""
+    if codec.name == "signs":
+        return build_signs(codes, ids, codec.dim)
+    return build_exact(codec.decode(codes), ids)
+
+
+def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
+    """What a file of an index of this kind holds, as FAISS opened it."""
+    if kind not in KINDS.values():
+        raise ValueError(f"no kind of index named {kind!r}; there are {', '.join(KINDS.values())}")
+    return SignIndex(index, dim) if kind == "signs" else VectorIndex(index)
 
 
 def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:

@@ -6,6 +6,7 @@ functions take them as arguments. No torch, no numpy here: `ckn-scale --help` im
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -185,17 +186,29 @@ class VladSpec:
 
 @dataclass(frozen=True)
 class ReductionSpec:
-    """PCA + whitening of the VLAD, as far as the sample supports it.
+    """What becomes of the VLAD, and how many bytes of it are kept.
 
-    `dim` falls to sampled images / `images_per_dim`; below `min_dim` the VLAD is kept as it is,
-    because a whitening learned on few images destroys it.
+    `flatten` shrinks the few directions that most images share and keeps the others; it does what the
+    images support, down to nothing. `pca` projects to `dim` numbers and whitens them, and needs
+    `images_per_dim` · `dim` images: learned on fewer it destroys what it was not learned on.
     """
 
     __pydantic_config__ = CLOSED
 
-    dim: int = 1024
-    min_dim: int = 128
-    images_per_dim: float = 10.0
+    method: Literal["flatten", "pca", "none"] = "flatten"
+    stored: Literal["signs", "float16"] = "signs"  # one bit a number, or two bytes
+    num_images: int = 4096  # sampled images (or images of the background) it is learned on
+    dim: int = 1024  # of pca
+    images_per_dim: float = 1.0  # of pca
 
     def __post_init__(self) -> None:
-        _at_least(self, dim=1, min_dim=1, images_per_dim=1)
+        _at_least(self, num_images=2, dim=1, images_per_dim=1)
+        if self.num_images < self.needed_images:
+            raise ValueError(
+                f"pca to dim {self.dim} needs num_images ≥ {self.needed_images}, got {self.num_images}"
+            )
+
+    @property
+    def needed_images(self) -> int:
+        """Below so many images this reduction cannot be learned."""
+        return math.ceil(self.images_per_dim * self.dim) + 1 if self.method == "pca" else 0

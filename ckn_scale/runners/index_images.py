@@ -25,7 +25,8 @@ from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import adopt_models, mend_models, record_generation
 from ckn_scale.steps.pipeline import list_training
-from ckn_scale.steps.plan import Source, plan_images
+from ckn_scale.steps.plan import Source
+from ckn_scale.steps.plan_background import plan_with_background
 from ckn_scale.steps.publish import (
     Candidate,
     find_published,
@@ -140,6 +141,7 @@ def index_images(
     keep: Sequence[str] = (),
     append: bool = False,
     models: str | None = None,
+    background: Source = (),
     accept: bool = False,
     check_all: bool = False,
     on_progress: ProgressHook = lambda progress: None,
@@ -149,7 +151,9 @@ def index_images(
     Damage that a step meets is repaired on the way; `check_all` looks for it in every file.
     """
     resources = resources or Resources()
-    run = plan_images(run_url, settings, source, keep, append=append)
+    run = plan_with_background(
+        run_url, settings, source, keep, append=append, background=background, models=models
+    )
     if models is not None:
         adopt_models(run, models)
     with open_driver(run, resources, on_progress) as driver:

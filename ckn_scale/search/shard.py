@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ckn_scale.core.sign_index import StoredIndex, wrap_index
 from ckn_scale.core.topk import NO_ID, merge_topk
-from ckn_scale.core.vector_index import VectorIndex, import_faiss
+from ckn_scale.core.vector_index import import_faiss
 from ckn_scale.errors import DataDamaged
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
@@ -57,7 +58,7 @@ class ShardGroup:
         held = [shard for shard in manifest.shards if shard.shard in wanted and shard.rows]
         held.sort(key=lambda shard: shard.first_id)
         self._first_ids = [shard.first_id for shard in held]
-        self._shards = [_OpenShard(store, shard, manifest.dim, cache) for shard in held]
+        self._shards = [_OpenShard(store, shard, manifest, cache) for shard in held]
 
     @property
     def rows(self) -> int:
@@ -110,13 +111,13 @@ def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
 
 
 class _OpenShard:
-    def __init__(self, store: Store, shard: IndexShard, dim: int, cache: FileCache) -> None:
-        self.index = _map_index(cache.fetch(store, shard.index))
+    def __init__(self, store: Store, shard: IndexShard, manifest: IndexManifest, cache: FileCache) -> None:
+        self.index = _map_index(cache.fetch(store, shard.index), manifest.kind, manifest.dim)
         self.table = open_side_table(cache.fetch(store, shard.table))
         self._columns = [name for name in self.table.column_names if name not in SIDE_COLUMNS.names]
         ids = self.table.column("image_id").to_numpy()
         as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
-        if self.index.dim != dim or not as_recorded or not np.array_equal(self.index.ids, ids):
+        if self.index.dim != manifest.dim or not as_recorded or not np.array_equal(self.index.ids, ids):
             raise DataDamaged(f"{shard.index.path} and {shard.table.path} do not hold the same images")
 
     def position(self, image_id: int) -> int | None:
@@ -129,7 +130,7 @@ class _OpenShard:
         return Hit(image_id, self.table.column("uri")[position].as_py(), score, columns)
 
 
-def _map_index(path: Path) -> VectorIndex:
+def _map_index(path: Path, kind: str, dim: int) -> StoredIndex:
     faiss = import_faiss()
     # IO_FLAG_MMAP alone would still copy flat vectors into memory.
-    return VectorIndex(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
+    return wrap_index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC), kind, dim)

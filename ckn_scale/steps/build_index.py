@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckn_scale.core.vector_index import VectorIndex, build_exact
+from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
+from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import WorkFailed
-from ckn_scale.schemas import PLANNED_IMAGES, read_vectors
+from ckn_scale.schemas import PLANNED_IMAGES, read_codes
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import read_generation
@@ -49,7 +50,7 @@ class BuildIndex(Step):
 
     name = BUILT
     sections = (*EncodeImages.sections, "index")
-    version = 2
+    version = 3
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -112,9 +113,11 @@ class BuildIndex(Step):
         return ids, rows.column("uri"), jpegs, kept
 
 
-def make_index(vectors: pa.Table) -> VectorIndex:
+def make_index(vectors: pa.Table) -> StoredIndex:
     """The index of the rows of a vectors table, all of them `ok`."""
-    return build_exact(read_vectors(vectors).astype(np.float32), vectors.column("image_id").to_numpy())
+    facts = vectors.schema.metadata
+    codec = make_codec(facts[b"encoding"].decode(), int(facts[b"dim"]))
+    return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
 
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
@@ -136,7 +139,7 @@ def write_build_manifest(step: BuildIndex) -> StoredFile:
         rows=sum(shard.rows for shard in shards),
         models={name: {"path": file.path, "sha256": file.sha256} for name, file in models.items()},
         shards=tuple(shards),
-        kind=step.settings.index.kind,
+        kind=KINDS[step.settings.reduction.stored],
         extra={"generation": generation, "replaced": replaced},
     )
     return write_manifest(step.run.store, f"index/{build}-{new_attempt()}", manifest)

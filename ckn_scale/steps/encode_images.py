@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from ckn_scale import schemas
 from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
+from ckn_scale.core.flattening import BLOCK_ROWS
 from ckn_scale.core.images import encode_thumbnail
+from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.model_parts import load_parts, read_generation
@@ -20,6 +23,7 @@ from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
 from ckn_scale.steps.prepare_images import prepare_images
 
+_NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
 Outcome: TypeAlias = "tuple[PlannedImage, PreparedImage | ImageRejected]"
 
@@ -30,6 +34,7 @@ class EncodedRow:
     encoded: EncodedImage | None
     rejected: ImageRejected | None
     thumbnail: bytes | None
+    code: bytes | None = None  # of its vector
 
     @property
     def state(self) -> str:
@@ -38,6 +43,7 @@ class EncodedRow:
 
 class EncodeImages(Step):
     name = ENCODED
+    version = 2
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
 
     @cached_property
@@ -47,6 +53,10 @@ class EncodeImages(Step):
     @cached_property
     def encoder(self) -> ImageEncoder:
         return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run)[1]))
+
+    @cached_property
+    def codec(self) -> VectorCodec:
+        return make_codec(self.settings.reduction.stored, self.encoder.dim)
 
     def shard_ids(self) -> Sequence[int]:
         return range(count_shards(self.plan.segments))
@@ -58,28 +68,50 @@ class EncodeImages(Step):
         images = self.plan.read_shard(shard_id)
         deadline_s = self.settings.encode.image_deadline_s
         outcomes = prepare_images(images, self.encoder.front.prepare, worker, deadline_s)
-        rows = [row for group in _group(outcomes) for row in self._encode_group(group)]
+        rows = list(self._encode(outcomes))
         tables = {
-            "vectors": tabulate_vectors(rows, self.encoder.dim),
+            "vectors": tabulate_vectors(rows, self.codec),
             "descriptors": tabulate_descriptors(rows),
             "thumbnails": tabulate_thumbnails(rows),
         }
         return ShardResult(tables=tables, states=Counter(row.state for row in rows))
 
-    def _encode_group(self, group: Sequence[Outcome]) -> Iterator[EncodedRow]:
+    def _encode(self, outcomes: Iterator[Outcome]) -> Iterator[EncodedRow]:
+        """Every outcome as a row, in order; the vectors are reduced in full blocks."""
+        waiting: list[EncodedRow] = []
+        for group in group_by_patches(outcomes):
+            waiting += self._describe_group(group)
+            full = len(waiting) - len(waiting) % BLOCK_ROWS
+            yield from self._reduce(waiting[:full])
+            waiting = waiting[full:]
+        yield from self._reduce(waiting)
+
+    def _describe_group(self, group: Sequence[Outcome]) -> Iterator[EncodedRow]:
         prepared = [outcome for _, outcome in group if isinstance(outcome, PreparedImage)]
-        encoded = iter(
-            self.encoder.encode_prepared(prepared, max_points=self.settings.encode.max_descriptors)
+        described = iter(
+            self.encoder.describe_prepared(prepared, max_points=self.settings.encode.max_descriptors)
         )
         for image, outcome in group:
             if isinstance(outcome, ImageRejected):
                 yield EncodedRow(image, None, outcome, None)
             else:
                 thumbnail = encode_thumbnail(outcome.image, self.settings.encode.thumbnail_side_px)
-                yield EncodedRow(image, next(encoded), None, thumbnail)
+                yield EncodedRow(image, next(described), None, thumbnail)
+
+    def _reduce(self, rows: Sequence[EncodedRow]) -> Iterator[EncodedRow]:
+        """Rows with the codes of their vectors; the VLADs, which are large, go."""
+        vlads = [row.encoded.vector for row in rows if row.encoded is not None]
+        codes = iter(self.codec.encode(self.encoder.reduce(np.stack(vlads))) if vlads else ())
+        for row in rows:
+            if row.encoded is None:
+                yield row
+            else:
+                encoded = replace(row.encoded, vector=_NOTHING)
+                yield replace(row, encoded=encoded, code=next(codes).tobytes())
 
 
-def _group(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+def group_by_patches(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+    """Groups of images that are described together."""
     group: list[Outcome] = []
     patches = 0
     for image, outcome in outcomes:
@@ -91,16 +123,17 @@ def _group(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
     yield group
 
 
-def tabulate_vectors(rows: Sequence[EncodedRow], dim: int) -> pa.Table:
+def tabulate_vectors(rows: Sequence[EncodedRow], codec: VectorCodec) -> pa.Table:
     columns = [
         [row.image.image_id for row in rows],
         [row.state for row in rows],
         [row.rejected.reason if row.rejected else "" for row in rows],
         [row.encoded.width_px if row.encoded else 0 for row in rows],
         [row.encoded.height_px if row.encoded else 0 for row in rows],
-        [row.encoded.vector.astype("<f2").tobytes() if row.encoded else None for row in rows],
+        [row.code for row in rows],
     ]
-    return pa.table(columns, schema=schemas.vectors(dim))
+    schema = schemas.vectors(codec.name, codec.dim, codec.code_bytes)
+    return pa.table(columns, schema=schema)
 
 
 def tabulate_descriptors(rows: Sequence[EncodedRow]) -> pa.Table:

@@ -24,6 +24,7 @@ from ckn_scale.core.images import encode_thumbnail
 from ckn_scale.core.projection import fit_projection
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.schemas import BYTES_PER_CODE, BYTES_PER_FRAME
@@ -92,9 +93,11 @@ def _measure(images: Sequence[PlannedImage], settings: Settings) -> Estimate:
     points = sum(len(one.words) for one in encoded) / len(encoded)
     side_px = settings.encode.thumbnail_side_px
     thumbnail = sum(len(encode_thumbnail(one.image, side_px)) for one in prepared) / len(prepared)
-    dim = min(encoder.dim, max(settings.reduction.dim, settings.reduction.min_dim))
-    # a vector lies in the run twice: in its stage (float16) and in the index (float32); a thumbnail too
-    stored = 6 * dim + points * (BYTES_PER_FRAME + 2 + BYTES_PER_CODE) + 2 * thumbnail
+    reduction = settings.reduction
+    dim = min(encoder.dim, reduction.dim) if reduction.method == "pca" else encoder.dim
+    # a vector lies in the run twice: in its stage and in the index (float16 as float32); a thumbnail too
+    vector_bytes = make_codec(reduction.stored, dim).code_bytes * (2 if reduction.stored == "signs" else 3)
+    stored = vector_bytes + points * (BYTES_PER_FRAME + 2 + BYTES_PER_CODE) + 2 * thumbnail
     return Estimate(0, len(prepared), prepare_s, describe_s, _peak_memory_mb(), stored)
 
 

@@ -14,7 +14,7 @@ import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,19 +86,25 @@ class Segment:
 
 
 def plan_images(
-    run_url: str, settings: Settings, source: Source, keep: Sequence[str] = (), *, append: bool = False
+    run_url: str,
+    settings: Settings,
+    source: Source,
+    keep: Sequence[str] = (),
+    *,
+    append: bool = False,
+    at_least: int = 0,
 ) -> RunFolder:
     """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
 
     With `append` what `source` has beyond the plan becomes the next segment; without it another source
     than the run's own is refused. Bad input is refused before anything is written: a source is listed,
-    and found to hold at least one image, before the run folder is made.
+    and found to hold an image and enough of them to learn from (`at_least`), before the folder is made.
     """
     if normalise_url(run_url) in {normalise_url(one) for one in _as_list(source)}:
         raise InputError(
             f"{run_url} holds the images: give the run a folder of its own, such as {run_url.rstrip('/')}/run"
         )
-    refs = None if is_run(run_url) else list_sorted(source, keep)
+    refs = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
     for _ in range(MAX_RACES):
         segments = read_segments(run)
@@ -121,9 +127,9 @@ def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: So
     now = describe_source(source)
     planned = [segment.source for segment in segments]
     same = [one for one in planned if one["sha256"] == now["sha256"]]
-    other = _name_source(now)
+    other = name_source(now)
     if not same:
-        known = "; ".join(dict.fromkeys(map(_name_source, planned[:SOURCES_SHOWN])))
+        known = "; ".join(dict.fromkeys(map(name_source, planned[:SOURCES_SHOWN])))
         raise RunMismatch(
             f"{run.url} was planned from {known}, not from {other}: `--append` adds what {other} has to it; "
             f"to index that alone, {_FRESH_START}"
@@ -153,7 +159,7 @@ def _stat_file(url: str) -> str:
     return ""
 
 
-def _name_source(source: dict[str, Any]) -> str:
+def name_source(source: dict[str, Any]) -> str:
     more = source["count"] - len(source["urls"])
     return ", ".join(source["urls"]) + (f" and {more} more" if more > 0 else "")
 
@@ -165,6 +171,19 @@ def list_sorted(source: Source, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
     if first is None:
         raise InputError(f"no image in {source}")
     return chain([first], refs)
+
+
+def _require_enough(refs: Iterator[ImageRef], at_least: int, settings: Settings) -> Iterator[ImageRef]:
+    """InputError when the sample of so few images would not be enough for the reduction."""
+    first = list(islice(refs, at_least))
+    if min(len(first), settings.sample.num_images) < at_least:
+        short = len(first) < at_least
+        raise InputError(
+            f"reduction.method=pca to {settings.reduction.dim} dimensions is learned on at least {at_least} "
+            + (f"images, there are {len(first)}" if short else "sampled images, sample.num_images is less")
+            + ": use --set reduction.method=flatten, a smaller reduction.dim, or a --background of so many"
+        )
+    return chain(first, refs)
 
 
 def _add_segment(
@@ -301,13 +320,13 @@ def _write_segment(
     """Freeze a list of images as the next segment; False when another process was first."""
     number, attempt = len(before) + 1, new_attempt()
     first_id = before[-1].first_id + before[-1].num_images if before else 0
-    draw = _SampleDraw(settings.sample.seed, settings.sample.num_images)
+    draw = SampleDraw(settings.sample.seed, settings.sample.num_images)
     files: list[DataFile] = []
     next_id, images_per_shard = first_id, settings.plan.images_per_shard
     for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
         if not files:  # of a collection so small that its shards are, this is all
             images_per_shard = shard_size(len(chunk), settings.plan.images_per_shard)
-        table = _make_table(chunk, next_id)
+        table = tabulate_refs(chunk, next_id)
         draw.add(table)
         files.append(write_table(run, f"{STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
         next_id += len(chunk)
@@ -329,7 +348,7 @@ def _write_segment(
     return won
 
 
-class _SampleDraw:
+class SampleDraw:
     """Keeps the k images of smallest hash while the plan streams by."""
 
     def __init__(self, seed: int, count: int) -> None:
@@ -356,7 +375,7 @@ def hash_uri(seed: int, uri: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _make_table(refs: Sequence[ImageRef], first_id: int) -> pa.Table:
+def tabulate_refs(refs: Sequence[ImageRef], first_id: int) -> pa.Table:
     columns = {
         "image_id": range(first_id, first_id + len(refs)),
         "uri": [ref.uri for ref in refs],

@@ -33,6 +33,10 @@ class SampledImagesStep(Step):
 
     @cached_property
     def sample(self) -> list[PlannedImage]:
+        return self.read_drawn()
+
+    def read_drawn(self) -> list[PlannedImage]:
+        """The images that the plan drew."""
         return read_sample(self.run, require_segments(self.run))
 
     def shard_ids(self) -> Sequence[int]:

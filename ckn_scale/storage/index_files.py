@@ -58,7 +58,7 @@ class IndexManifest:
     rows: int
     models: Mapping[str, Mapping[str, Any]]  # name → {"path", "sha256"}: what encodes a query
     shards: tuple[IndexShard, ...]
-    kind: str = "exact"
+    kind: str = "exact"  # or "signs": which class of core opens the shards
     metric: str = METRIC
     format: int = MANIFEST_FORMAT
     extra: Mapping[str, Any] = field(default_factory=dict)  # settings, models generation, …

@@ -3,6 +3,7 @@
 run.json                            settings and format, created first
 plan/000001.json                    plan segments
 images/000001-<attempt>/00000.parquet
+background/000001.json              photographs that are not indexed, from which the reduction is learned
 models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
 <stage>/00012-<attempt>.parquet     samples, vectors, descriptors, thumbnails
 commits/<step>/00012.1.json         shard 12, generation 1
@@ -43,6 +44,7 @@ class RunFolder:
         self.body = body
         self.settings: dict[str, Any] = body["settings"]
         self.plan = RecordLog(store, "plan")
+        self.background = RecordLog(store, "background")
         self.models = RecordLog(store, "models")
         self.versions = RecordLog(store, "index")
         self._commits: dict[str, ShardLog] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckn_scale.config import Resources, load_settings
+from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.views import encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.runners.index_images import open_driver, sample, train
@@ -33,7 +33,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("solver", ["sgd", "nystrom"])
 def test_rates_are_searched_for_sgd_alone(folder, tmp_path, solver):
-    settings = load_settings("tiny", None, [*SGD, f"training.solver={solver}"])
+    tree = load_settings("tiny", None, [*SGD, f"training.solver={solver}"]).model_dump(mode="json")
+    settings = parse_settings({**tree, "channels": tree["channels"][:1]})
     run = plan_images(str(tmp_path / "run"), settings, folder)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         sample(driver, settings)

@@ -26,7 +26,7 @@ def make_vectors(num_rows: int = 20) -> pa.Table:
         "height_px": [480 if good else None for good in ok],
         "vector": [rng.standard_normal(DIM).astype(np.float16).tobytes() if good else None for good in ok],
     }
-    return pa.table(rows, schema=schemas.vectors(DIM))
+    return pa.table(rows, schema=schemas.vectors("float16", DIM, 2 * DIM))
 
 
 def make_descriptors(num_rows: int = 6) -> pa.Table:

@@ -28,7 +28,9 @@ def make_table(num_rows: int = 3, dim: int = 4) -> pa.Table:
     vectors = np.arange(num_rows * dim, dtype=np.float16).reshape(num_rows, dim)
     ids = range(num_rows)
     columns = [ids, ["ok"] * num_rows, [""] * num_rows, [640] * num_rows, [480] * num_rows]
-    return pa.table([*columns, [row.tobytes() for row in vectors]], schema=schemas.vectors(dim))
+    return pa.table(
+        [*columns, [row.tobytes() for row in vectors]], schema=schemas.vectors("float16", dim, 2 * dim)
+    )
 
 
 def test_commit_stands_and_reads_back(run):

@@ -9,8 +9,17 @@ from ckn_scale.core.ckn import Ckn, CknLayer
 from ckn_scale.core.ckn_model import orientation_layer, subpatch_dim
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.encoder import Channel, Front, ImageEncoder
-from ckn_scale.core.projection import Projection
-from ckn_scale.core.specs import ChannelSpec, CknSpec, ImageSpec, KeypointSpec, LayerSpec, PatchSpec
+from ckn_scale.core.flattening import fit_flattening
+from ckn_scale.core.projection import Projection, fit_projection
+from ckn_scale.core.specs import (
+    ChannelSpec,
+    CknSpec,
+    ImageSpec,
+    KeypointSpec,
+    LayerSpec,
+    PatchSpec,
+    ProjectionSpec,
+)
 from ckn_scale.core.vlad import aggregate_vlad
 
 SPEC = CknSpec("grad", (LayerSpec(1, 4, 4), LayerSpec(2, 6, 3)))
@@ -48,6 +57,24 @@ def test_similarity_of_a_mix_is_the_weighted_mean_of_its_channels():
     parts = [alone(channel, images[0]) @ alone(channel, images[1]) for channel in channels]
     assert first @ second == pytest.approx(np.average(parts, weights=[1.0, 0.25]), abs=1e-5)
     assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["flatten", "pca"])
+def test_a_vector_is_the_same_alone_and_in_company(method):
+    """The reduction is applied to a group of images at once."""
+    channels, images = (make_channel(0, 1.0),), [make_image(seed) for seed in range(20)]
+    plain = ImageEncoder(FRONT, channels, intra_normalise=True, reduction=None)
+    prepared = [FRONT.prepare_pixels(image) for image in images]
+    vlads = np.stack([one.vector for one in plain.describe_prepared(prepared)])
+    fit = {
+        "flatten": lambda: fit_flattening(vlads, 3),
+        "pca": lambda: fit_projection(vlads, ProjectionSpec(dim=5)),
+    }
+    encoder = ImageEncoder(FRONT, channels, intra_normalise=True, reduction=fit[method]())
+    together = np.stack([one.vector for one in encoder.encode_prepared(prepared)])
+    np.testing.assert_array_equal(together[7], encoder.encode_pixels(images[7]).vector)
+    np.testing.assert_array_equal(together, encoder.reduce(vlads))
+    assert encoder.encode_prepared([]) == []
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 101.0])
