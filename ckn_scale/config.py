@@ -166,6 +166,8 @@ def _read_toml(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"no such settings file: {path}") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from None
 

@@ -24,7 +24,7 @@ import numpy as np
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.specs import ImageSpec
 from ckn_scale.core.views import decode_jpeg, encode_jpeg, render_view
-from ckn_scale.errors import MissingDependency
+from ckn_scale.errors import InputError, MissingDependency
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ DISTRACTORS = ("brick", "cell", "clock_motion", "grass", "gravel", "ihc", "moon"
 INDEXED_VIEWS = ("tilt", "blur", "relight", "compress")
 QUERY_VIEWS = ("crop", "turn")
 HITS = 5
+OWN_FILES = {"photos", "run", "contact_sheet.png"}
 SIDE_PX, GAP_PX, CAPTION_PX = 160, 8, 22
 
 
@@ -71,8 +72,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     from ckn_scale.serving.app import Serving, check_port, serve_run
 
     check_port("127.0.0.1", port)
-    if folder.exists():
-        shutil.rmtree(folder)
+    _clear(folder)
     count = write_photo_set(folder / "photos")
     say(f"{count} images in {folder / 'photos'}: photographs, views of them, distractors")
     began = time.monotonic()
@@ -97,6 +97,19 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
 
     serve_run(run_url, port=port, shard_groups=2, on_ready=ask, block=not once)
     return bool(outcome) and outcome[0]
+
+
+def _clear(folder: Path) -> None:
+    """Away with what an earlier demo left; anything else is the user's."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name another folder with --folder")
+    others = {one.name for one in folder.iterdir()} - OWN_FILES if folder.exists() else set()
+    if others:
+        raise InputError(
+            f"{folder} holds {sorted(others)[0]}, which no demo made: name another folder with --folder"
+        )
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def write_photo_set(folder: Path) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckn_scale.cli.options import AsJson, Run, print_json
+from ckn_scale.cli.options import AsJson, Run, announce, print_json
 from ckn_scale.errors import ImageRejected, InputError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def search(
     ckn-scale search run/ photo.jpg --box 120,80,360,300
     """
     corners = None if box is None else _parse_box(box, len(images))
+    announce(f"opening {run}", quiet=as_json)
     from ckn_scale.search.engine import open_index
 
     opened = open_index(run, version)
@@ -64,9 +65,10 @@ def serve(
     ckn-scale serve run/
     ckn-scale serve s3://bucket/run --ray auto --host 0.0.0.0 --api-key-file keys.txt
     """
+    announce(f"opening {run}")
     from ckn_scale.serving.app import Serving, serve_run
 
-    def announce(serving: Serving) -> None:
+    def tell(serving: Serving) -> None:
         print(f"serving version {serving.version} of {run} at {serving.url}  (Ctrl-C ends it)", flush=True)
         if serving.api_key is not None:
             print(f"API key, made for this call: {serving.api_key}", flush=True)
@@ -79,7 +81,7 @@ def serve(
         ray_address=ray,
         api_keys=_read_keys(api_key_file),
         insecure=insecure,
-        on_ready=announce,
+        on_ready=tell,
     )
 
 
@@ -93,6 +95,7 @@ def demo(
     \b
     ckn-scale demo --once
     """
+    announce(f"making the photo set in {folder}")
     from ckn_scale.demo import run_demo
 
     if not run_demo(folder, port=port, once=once, say=lambda line: print(line, flush=True)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ckn_scale.cli.bars import ProgressBar
+from ckn_scale.cli.options import announce
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def prepare_task(
     check_writable(json_file)
     overrides = [*(override or []), *([] if detector is None else [f'keypoints.detector="{detector}"'])]
     settings = load_settings(preset, config, overrides)
+    announce("loading what describes images")
     from ckn_scale.core.threads import require_device, set_compute_threads
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import parse_requests

@@ -25,6 +25,7 @@ from ckn_scale.cli.options import (
     Ray,
     Run,
     Workers,
+    announce,
     count_states,
 )
 
@@ -63,6 +64,7 @@ def index(
     if dry_run:
         _tell_dry_run(images, _load_settings(preset, config, override, models), keep or [])
         return
+    announce(f"listing {images}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
     from ckn_scale.runners.devices import settle_settings
@@ -103,6 +105,7 @@ def plan(
     \b
     ckn-scale plan s3://bucket/photos s3://bucket/run
     """
+    announce(f"listing {images}")
     from ckn_scale.runners.devices import settle_settings
     from ckn_scale.steps.estimate import estimate_run
     from ckn_scale.steps.model_parts import adopt_models
@@ -203,6 +206,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def _open_driver(run: str, workers: int, ray: str | None, quiet: bool) -> Iterator[tuple[Driver, Settings]]:
+    announce(f"opening {run}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources, parse_settings
     from ckn_scale.runners.index_images import open_driver

@@ -18,6 +18,7 @@ import typer
 from ckn_scale import __version__
 from ckn_scale.cli import answering, indexing, inspecting
 from ckn_scale.cli.evaluate import app as evaluate_app
+from ckn_scale.cli.options import ANNOUNCEMENTS
 from ckn_scale.cli.show import app as show_app
 from ckn_scale.errors import CknScaleError
 
@@ -105,6 +106,10 @@ def set_up(
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if log_json else plain)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    said = logging.getLogger(ANNOUNCEMENTS)
+    said.setLevel(logging.INFO)
+    said.propagate = log_json  # one of its objects there, a plain line otherwise
+    said.handlers = [] if log_json else [logging.StreamHandler()]
 
 
 class JsonLines(logging.Formatter):

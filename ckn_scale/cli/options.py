@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Annotated, Any, Literal
 
 import typer
+
+ANNOUNCEMENTS = "ckn_scale.announcements"  # the logger of what a user is told on stderr
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder: a path or s3://bucket/prefix.")]
 Images = Annotated[
@@ -51,6 +54,12 @@ Check = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List and tell; write nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
+
+
+def announce(line: str, *, quiet: bool = False) -> None:
+    """Say on stderr what begins, before seconds of imports: torch and Ray come after it."""
+    if not quiet:
+        logging.getLogger(ANNOUNCEMENTS).info("%s …", line)
 
 
 def print_json(value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ckn_scale.cli.bars import ProgressBar
+from ckn_scale.cli.options import announce
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def read_settings(
 
     chosen = [] if points is None else [f"keypoints.max_keypoints={points}"]
     settings = load_settings(preset, config, [*(override or []), *chosen])
+    announce("loading what describes images")
     from ckn_scale.core.threads import set_compute_threads
 
     set_compute_threads(settings.numerics.threads)

@@ -14,10 +14,15 @@ from ckn_scale.errors import InputError
 
 def check_writable(path: Path | None) -> None:
     """Before hours of work, not after them."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise InputError(
-            f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is missing'}"
-        )
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    if not folder.is_dir():
+        raise InputError(f"cannot write {path}: its folder is missing")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write {path}: its folder is read-only")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

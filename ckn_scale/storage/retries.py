@@ -38,6 +38,12 @@ _TRANSIENT_ERRNO = {
     getattr(errno, "EREMOTEIO", errno.EIO),
 }
 _FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNUSABLE = {  # paths that no second try makes good
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EROFS: "its file system is read-only",
+    errno.ENAMETOOLONG: "its name is too long",
+    errno.ELOOP: "its links form a loop",
+}
 _PERMANENT = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NETWORK_CLASSES = {  # botocore's and aiohttp's, by name: neither package need be installed
     "HTTPClientError",
@@ -97,6 +103,8 @@ def explain(error: BaseException, where: str) -> BaseException:
         return InputError(f"access to {where} was refused ({_one_line(error)}): check keys and permissions")
     if isinstance(error, OSError) and error.errno in _FULL_ERRNO:
         return StoreUnfit(f"no room to write {where} ({_one_line(error)}): free space and run again")
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return InputError(f"{where} cannot be used: {_UNUSABLE[error.errno]}; name another folder")
     return error
 
 

@@ -180,6 +180,8 @@ class Store:
             return
         if isinstance(error, FileNotFoundError) and not self.is_local:
             raise InputError(f"{self.url} does not exist: create the bucket first") from error
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{self.address(path)} cannot be made there: name another folder") from error
         raise explain(error, self.address(path)) from error
 
     def _read_once(self, path: str) -> bytes:
