@@ -30,6 +30,7 @@ def index(
     models: PathLike | None = None,
     background: PathLike | Sequence[PathLike] = (),
     accept: bool = False,
+    allow_mix: bool = False,
     check: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
@@ -43,6 +44,7 @@ def index(
     plan; `models` takes over another run's models; `background` names
     photographs of other things (or another run), not indexed, from which it is learned what all images share;
     `accept` publishes below the gate's target, on record;
+    `allow_mix` lets workers on several kinds of CPU share the run, on record;
     `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
     planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
     `Progress` after every shard.
@@ -65,6 +67,7 @@ def index(
         models=models,
         background=_as_source(background) if background else (),
         accept=accept,
+        mix=allow_mix,
         check_all=check,
         on_progress=on_progress,
     )

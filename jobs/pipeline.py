@@ -19,6 +19,7 @@ from ckn_scale.runners.base import Progress
 from ckn_scale.runners.devices import settle_settings
 from ckn_scale.runners.index_images import open_driver, publish, sample, summarise, train
 from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.numerics_class import allow_mix
 from ckn_scale.steps.plan_background import plan_with_background
 
 
@@ -40,6 +41,8 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
         append=arguments.append,
         background=arguments.background,
     )
+    if arguments.allow_mix:
+        allow_mix(run)
     with open_driver(run, resources, log_progress) as driver:  # actors, each with its cores and its GPU
         sample(driver, settings)  # images drawn by hash → patches
         train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
@@ -72,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--background", action="append", default=[], help="other photographs; may repeat")
     parser.add_argument("--append", action="store_true", help="add what IMAGES has beyond the run's plan")
     parser.add_argument("--accept", action="store_true", help="publish what a gate refused, on record")
+    parser.add_argument("--allow-mix", action="store_true", help="let several kinds of CPU share the run")
     return parser.parse_args()
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ckn_scale.cli.options import (
     Accept,
+    AllowMix,
     Append,
     Background,
     Check,
@@ -48,6 +49,7 @@ def index(
     keep: Keep = None,
     append: Append = False,
     accept: Accept = False,
+    allow_mix: AllowMix = False,
     check: Check = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -81,6 +83,7 @@ def index(
         models=models,
         background=background or [],
         accept=accept,
+        mix=allow_mix,
         check_all=check,
         on_progress=ProgressLine(quiet=quiet),
     )

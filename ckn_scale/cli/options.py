@@ -49,6 +49,9 @@ Accept = Annotated[
         "--accept", help="Publish below publish.target, or above publish.max_failed_share, on record."
     ),
 ]
+AllowMix = Annotated[
+    bool, typer.Option("--allow-mix", help="Let several kinds of CPU share the run, on record.")
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Read every file of the run; make again what is damaged.")
 ]

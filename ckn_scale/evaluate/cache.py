@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import ckn_scale
+from ckn_scale.core.arithmetic import find_arithmetic
 from ckn_scale.errors import InputError
 from ckn_scale.search.cache import default_cache_folder
 
 DEFAULT_LIMIT_BYTES = 16 * 2**30
 TRIM_TO = 0.8  # of the limit, so that not every save has to trim
-DESCRIBING = ("ckn", "nystrom", "projection", "sampling", "codebook", "vlad", "descriptors")
 
 
 class ContentCache:
@@ -113,11 +113,16 @@ def _to_bytes(fact: Any) -> bytes:
 
 
 @cache
-def hash_code(describing: bool) -> str:
-    """The code that makes descriptors, or else all other code of core: a change there leaves the cache."""
-    digest, core = hashlib.sha256(), Path(ckn_scale.__file__).parent / "core"
-    for path in sorted(core.rglob("*.py")):
-        name = path.relative_to(core).as_posix()
-        if name.startswith(DESCRIBING) == describing:
-            digest.update(name.encode() + b"\n" + path.read_bytes())
-    return digest.hexdigest()
+def hash_code() -> str:
+    """All code of core, and the arithmetic it runs with: after a change of either nothing cached is used.
+
+    All of it, because a list of the files that matter is right only until somebody adds an import.
+    """
+    digest = hash_folder(Path(ckn_scale.__file__).parent / "core")
+    return make_key(digest, str(find_arithmetic("cpu")))
+
+
+def hash_folder(folder: Path) -> str:
+    """Names and contents of the Python files below a folder."""
+    files = sorted(folder.rglob("*.py"))
+    return make_key(*(part for path in files for part in (str(path.relative_to(folder)), path.read_bytes())))

@@ -134,7 +134,7 @@ def fit_member(
 def _make_sift(member: Member, smoothing_px: float | None) -> KeyedDescriptor:
     options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
     sift = SiftDescriptor(root=SIFTS[member.label], **options)
-    key = make_key("sift", hash_code(True), sift.root, sift.window_sigma, sift.smoothing_px)
+    key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
     return KeyedDescriptor(sift, key)
 
 
@@ -142,7 +142,8 @@ def _fit_ckn(
     channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
 ) -> KeyedDescriptor:
     patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
-    key = make_key("ckn", hash_code(True), patches, channel.ckn, channel.projection, settings.training)
+    numerics = settings.numerics.model_dump()
+    key = make_key("ckn", hash_code(), numerics, patches, channel.ckn, channel.projection, settings.training)
     arrays = cache.load(key)
     if arrays is None:
         arrays = _train(channel, settings, patches)

@@ -129,7 +129,7 @@ class ImageTable:
     ) -> np.ndarray:
         """The k-means words of one seed, or those the cache knows."""
         facts = (vlad.num_words, vlad.kmeans_iterations, vlad.seed + seed)
-        key = make_key("codebook", hash_code(True), keyed.key, patches, facts)
+        key = make_key("codebook", hash_code(), keyed.key, patches, facts)
         arrays = self.cache.load(key)
         if arrays is None:
             rows = self._describe_training(keyed, patches)

@@ -76,7 +76,7 @@ class RegionReader:
         return replace(self, patches=replace(self.patches, region=region))
 
     def key_of(self, file: ImageFile) -> str:
-        return make_key("keypoints", hash_code(False), file.read(), file.box, self.images, self.keypoints)
+        return make_key("keypoints", hash_code(), file.read(), file.box, self.images, self.keypoints)
 
     def detect(self, file: ImageFile) -> Detected:
         key = self.key_of(file)

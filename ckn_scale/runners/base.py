@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import DataDamaged, WorkFailed
+from ckn_scale.errors import DataDamaged, RunMismatch, WorkFailed
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class StepReport:
     retries: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     damage: str | None = None  # what a shard found damaged, if that is why it failed
+    mismatch: str | None = None  # why a worker may not work on this run
 
 
 def run_shards(
@@ -143,6 +144,7 @@ def _settle(
         log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
         report.failed[task.shard_id] = reason
         report.damage = str(outcome.error) if isinstance(outcome.error, DataDamaged) else report.damage
+        report.mismatch = str(outcome.error) if isinstance(outcome.error, RunMismatch) else report.mismatch
         return None
     log.warning("%s shard %d is tried again: %s", task.step, task.shard_id, reason)
     report.retries += 1
@@ -155,9 +157,11 @@ def _is_for_the_user(error: BaseException | None) -> bool:
 
 
 def require_done(report: StepReport) -> None:
-    """WorkFailed when shards stay undone; DataDamaged when that is because their input is damaged."""
+    """WorkFailed when shards stay undone; DataDamaged or RunMismatch when that is why."""
     if report.damage is not None:
         raise DataDamaged(f"{report.step}: {report.damage}")
+    if report.mismatch is not None:
+        raise RunMismatch(report.mismatch)
     if report.failed:
         shard, reason = next(iter(sorted(report.failed.items())))
         raise WorkFailed(

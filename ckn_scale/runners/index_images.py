@@ -24,6 +24,7 @@ from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import adopt_models, mend_models, record_generation
+from ckn_scale.steps.numerics_class import allow_mix
 from ckn_scale.steps.pipeline import list_training
 from ckn_scale.steps.plan import Source
 from ckn_scale.steps.plan_background import plan_with_background
@@ -143,12 +144,14 @@ def index_images(
     models: str | None = None,
     background: Source = (),
     accept: bool = False,
+    mix: bool = False,
     check_all: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
     """Index `source` into `run_url`; called again, it goes on where it stopped.
 
-    Damage that a step meets is repaired on the way; `check_all` looks for it in every file.
+    Damage that a step meets is repaired on the way; `check_all` looks for it in every file. `mix` lets
+    workers on several kinds of CPU share the run, on record.
     """
     resources = resources or Resources()
     run = plan_with_background(
@@ -156,6 +159,8 @@ def index_images(
     )
     if models is not None:
         adopt_models(run, models)
+    if mix:
+        allow_mix(run)
     with open_driver(run, resources, on_progress) as driver:
         driver.check_all = check_all
         try:

@@ -21,8 +21,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from ckn_scale.config import Settings, parse_settings
+from ckn_scale.core.arithmetic import Arithmetic
 from ckn_scale.errors import RunMismatch
 from ckn_scale.steps.failpoints import reach
+from ckn_scale.steps.numerics_class import require_same_arithmetic
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, ShardLog, find_damage, write_table
@@ -87,6 +89,11 @@ class Step(ABC):
         return {}
 
     @cached_property
+    def arithmetic(self) -> Arithmetic:
+        """What this process computes with; RunMismatch when the run does with another."""
+        return require_same_arithmetic(self.run, self.settings.numerics.device)
+
+    @cached_property
     def fingerprint(self) -> str:
         settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
         facts = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
@@ -115,6 +122,7 @@ def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings
 def _do_shard(
     step: Step, shard_id: int, worker: WorkerSettings, standing: Commit | None, reason: str | None
 ) -> Commit:
+    arithmetic = step.arithmetic
     attempt, started_at = new_attempt(), time.time()
     result = step.apply(shard_id, attempt, worker)
     files = {
@@ -130,7 +138,7 @@ def _do_shard(
         fingerprint=step.fingerprint,
         files={**result.files, **files},
         states=dict(result.states),
-        worker=describe_worker(step.settings.numerics.device),
+        worker={**describe_worker(step.settings.numerics.device), "arithmetic": str(arithmetic)},
         seconds=round(time.time() - started_at, 3),
         started_at=started_at,
         report=dict(result.report),

@@ -2,6 +2,7 @@
 
 run.json                            settings and format, created first
 plan/000001.json                    plan segments
+numerics/000001.json                with which arithmetic the run is computed
 images/000001-<attempt>/00000.parquet
 background/000001.json              photographs that are not indexed, from which the reduction is learned
 models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
@@ -46,6 +47,7 @@ class RunFolder:
         self.plan = RecordLog(store, "plan")
         self.background = RecordLog(store, "background")
         self.models = RecordLog(store, "models")
+        self.numerics = RecordLog(store, "numerics")
         self.versions = RecordLog(store, "index")
         self._commits: dict[str, ShardLog] = {}
 

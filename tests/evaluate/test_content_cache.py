@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
+import ckn_scale
 from ckn_scale.core.specs import PatchSpec
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
+from ckn_scale.evaluate.cache import ContentCache, hash_code, hash_folder, make_key
+
+CORE = Path(ckn_scale.__file__).parent / "core"
 
 
 def test_saved_arrays_come_back(tmp_path):
@@ -59,5 +67,24 @@ def test_key_depends_on_every_fact():
     assert make_key(*facts[0]) in keys
 
 
-def test_code_of_descriptors_and_of_regions_have_hashes_of_their_own():
-    assert hash_code(True) != hash_code(False)
+def test_hash_of_the_code_follows_every_file_of_core(tmp_path):
+    core = shutil.copytree(CORE, tmp_path / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    seen = {hash_folder(core)}
+    assert seen == {hash_folder(CORE)}
+    files = sorted(core.rglob("*.py"))
+    assert core / "whitening.py" in files
+    for path in files:
+        path.write_bytes(path.read_bytes() + b"# changed\n")
+        seen.add(hash_folder(core))
+    assert len(seen) == len(files) + 1
+
+
+def test_hash_of_the_code_follows_the_arithmetic():
+    command = [sys.executable, "-c", "from ckn_scale.evaluate.cache import hash_code; print(hash_code())"]
+    other = subprocess.run(
+        command, env={**os.environ, "OPENCV_CPU_DISABLE": "AVX2"}, capture_output=True, text=True, check=True
+    )
+    same = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert same.stdout.strip() == hash_code()
+    if "AVX2" in cv2.getCPUFeaturesLine():
+        assert other.stdout != same.stdout
