@@ -50,6 +50,7 @@ def make_run(folder: Path, num_shards: int) -> RunFolder:
         "sample": list_file,
         "queries": list_file,
         "replaced": [],
+        "columns": [],
     }
     run.plan.create(1, segment)
     run.models.create(1, {"models": {"encoder": {"path": "models/encoder", "sha256": "0" * 64}}})

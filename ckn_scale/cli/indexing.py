@@ -238,7 +238,7 @@ def _tell_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
     """What would be done, with nothing written."""
     from ckn_scale.steps.plan import list_sorted, shard_size
 
-    count = sum(1 for _ in list_sorted(images, keep))
+    count = sum(1 for _ in list_sorted(images, keep).refs)
     shards = -(-count // shard_size(count, settings.plan.images_per_shard))
     sampled = min(count, settings.sample.num_images)
     print(f"{count} images in {shards} shards; {sampled} of them would be sampled for training")

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from ckn_scale.steps.failpoints import reach
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.image_sources import ImageRef, list_images
 from ckn_scale.storage.input_files import is_glob, stat_input
+from ckn_scale.storage.kept_columns import ARROW_TYPES, KeptColumns, to_arrow
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder, is_run
 from ckn_scale.storage.shards import DataFile, read_table, write_table
@@ -65,6 +66,7 @@ class Segment:
     sample: DataFile
     source: dict[str, Any]
     replaced: tuple[int, ...]  # ids of earlier segments whose content changed
+    columns: dict[str, str]  # kept columns of the run as of this segment, with their types
 
     @property
     def num_shards(self) -> int:
@@ -82,6 +84,7 @@ class Segment:
             sample=DataFile(**body["sample"]),
             source=body["source"],
             replaced=tuple(body["replaced"]),
+            columns=dict(body["columns"]),
         )
 
 
@@ -104,16 +107,16 @@ def plan_images(
         raise InputError(
             f"{run_url} holds the images: give the run a folder of its own, such as {run_url.rstrip('/')}/run"
         )
-    refs = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
+    listing = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
     for _ in range(MAX_RACES):
         segments = read_segments(run)
         if segments and not append:
             _require_same_source(run, segments, source)
             return run
-        if _add_segment(run, settings, segments, refs or list_sorted(source, keep), source):
+        if _add_segment(run, settings, segments, listing or list_sorted(source, keep), source):
             return run
-        refs = None  # used up; what is new is looked at again, against the plan that now stands
+        listing = None  # used up; what is new is looked at again, against the plan that now stands
         log.warning("%s: another process has just planned images; looking again at what is new", run.url)
     raise WorkFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
 
@@ -164,18 +167,27 @@ def name_source(source: dict[str, Any]) -> str:
     return ", ".join(source["urls"]) + (f" and {more} more" if more > 0 else "")
 
 
-def list_sorted(source: Source, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
-    """The images of a source in the order of their URIs; InputError when there are none."""
-    refs = sort_refs(list_images(source, keep=keep))
-    first = next(refs, None)
+@dataclass(frozen=True)
+class Listing:
+    """Images in the order of their URIs, and what was seen of their kept columns, whose values JSON holds."""
+
+    refs: Iterator[ImageRef]
+    kept: KeptColumns
+
+
+def list_sorted(source: Source, keep: Sequence[str] = ()) -> Listing:
+    """All images of a source; InputError when there are none."""
+    kept = KeptColumns(keep)
+    refs = sort_refs(kept.watch(list_images(source, keep=kept.names)))
+    first = next(refs, None)  # sorted, so that by now all were seen
     if first is None:
         raise InputError(f"no image in {source}")
-    return chain([first], refs)
+    return Listing(chain([first], refs), kept)
 
 
-def _require_enough(refs: Iterator[ImageRef], at_least: int, settings: Settings) -> Iterator[ImageRef]:
+def _require_enough(listing: Listing, at_least: int, settings: Settings) -> Listing:
     """InputError when the sample of so few images would not be enough for the reduction."""
-    first = list(islice(refs, at_least))
+    first = list(islice(listing.refs, at_least))
     if min(len(first), settings.sample.num_images) < at_least:
         short = len(first) < at_least
         raise InputError(
@@ -183,23 +195,26 @@ def _require_enough(refs: Iterator[ImageRef], at_least: int, settings: Settings)
             + (f"images, there are {len(first)}" if short else "sampled images, sample.num_images is less")
             + ": use --set reduction.method=flatten, a smaller reduction.dim, or a --background of so many"
         )
-    return chain(first, refs)
+    return replace(listing, refs=chain(first, listing.refs))
 
 
 def _add_segment(
-    run: RunFolder, settings: Settings, segments: Sequence[Segment], refs: Iterator[ImageRef], source: Source
+    run: RunFolder, settings: Settings, segments: Sequence[Segment], listing: Listing, source: Source
 ) -> bool:
     """A segment of the images that are new or changed; a changed one replaces the old at the next build.
 
     False when another process was first with the next segment.
     """
+    columns = listing.kept.settle(segments[-1].columns if segments else None)
+    if empty := [name for name in columns if name not in listing.kept.names]:
+        log.warning("%s: %s stay empty for what is added: --keep fills them", run.url, ", ".join(empty))
     replaced: list[int] = []
-    fresh = select_new(refs, iter_planned(run, segments), replaced)
+    fresh = select_new(listing.refs, iter_planned(run, segments), replaced)
     first = next(fresh, None)
     if first is None:
         log.info("%s: nothing new in %s", run.url, source)
         return True
-    return _write_segment(run, settings, segments, chain([first], fresh), source, replaced)
+    return _write_segment(run, settings, segments, chain([first], fresh), columns, source, replaced)
 
 
 def select_new(
@@ -285,13 +300,17 @@ class PlanReader:
         return list(iter_images(self.read_table(shard_id)))
 
     def read_table(self, shard_id: int) -> pa.Table:
-        """The same rows with the user's kept columns."""
+        """The same rows with the user's kept columns, in the types that they have in the run by now."""
         if shard_id >= count_shards(self.segments):
             self.segments = require_segments(self.run)  # another process has appended since
         segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
         position = shard_id - segment.first_shard
         table = self._read_file(segment.files[position // SHARDS_PER_FILE])
-        return table.slice((position % SHARDS_PER_FILE) * segment.images_per_shard, segment.images_per_shard)
+        table = table.slice((position % SHARDS_PER_FILE) * segment.images_per_shard, segment.images_per_shard)
+        for name, kind in self.segments[-1].columns.items():
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, table.column(place).cast(ARROW_TYPES[kind]))
+        return table
 
     def _read_file(self, file: DataFile) -> pa.Table:
         if self._last is None or self._last[0] != file.path:
@@ -314,8 +333,9 @@ def _write_segment(
     settings: Settings,
     before: Sequence[Segment],
     refs: Iterable[ImageRef],
+    columns: Mapping[str, str],
     source: Source,
-    replaced: Sequence[int] = (),
+    replaced: Sequence[int],
 ) -> bool:
     """Freeze a list of images as the next segment; False when another process was first."""
     number, attempt = len(before) + 1, new_attempt()
@@ -326,7 +346,7 @@ def _write_segment(
     for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
         if not files:  # of a collection so small that its shards are, this is all
             images_per_shard = shard_size(len(chunk), settings.plan.images_per_shard)
-        table = tabulate_refs(chunk, next_id)
+        table = tabulate_refs(chunk, next_id, columns)
         draw.add(table)
         files.append(write_table(run, f"{STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
         next_id += len(chunk)
@@ -341,6 +361,7 @@ def _write_segment(
         "files": [asdict(file) for file in files],
         "sample": asdict(sample),
         "replaced": list(replaced),
+        "columns": list(columns.items()),
     }
     reach("data_written", "plan", number)
     won = run.plan.create(number, body).won
@@ -375,7 +396,7 @@ def hash_uri(seed: int, uri: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def tabulate_refs(refs: Sequence[ImageRef], first_id: int) -> pa.Table:
+def tabulate_refs(refs: Sequence[ImageRef], first_id: int, kept: Mapping[str, str] | None = None) -> pa.Table:
     columns = {
         "image_id": range(first_id, first_id + len(refs)),
         "uri": [ref.uri for ref in refs],
@@ -383,8 +404,9 @@ def tabulate_refs(refs: Sequence[ImageRef], first_id: int) -> pa.Table:
         "etag": [ref.etag for ref in refs],
     }
     table = pa.table({k: pa.array(v, PLANNED_IMAGES.field(k).type) for k, v in columns.items()})
-    for name in refs[0].columns or {}:
-        table = table.append_column(name, pa.array([(ref.columns or {}).get(name) for ref in refs]))
+    for name, kind in (kept or {}).items():
+        values = to_arrow([(ref.columns or {}).get(name) for ref in refs], kind)
+        table = table.append_column(name, values)
     return table
 
 

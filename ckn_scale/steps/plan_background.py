@@ -140,5 +140,5 @@ def _list_photographs(source: Source) -> Iterator[ImageRef]:
             for image in iter_planned(run, require_segments(run)):
                 yield ImageRef(image.uri, image.size_bytes, image.etag)
         else:
-            for ref in list_sorted(url):
+            for ref in list_sorted(url).refs:
                 yield ImageRef(ref.uri, ref.size_bytes, ref.etag)

@@ -17,6 +17,7 @@ from ckn_scale.errors import InputError
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.image_refs import BrokenContainer, extension
 from ckn_scale.storage.input_files import InputFile
+from ckn_scale.storage.kept_columns import Cell
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 URI_COLUMNS = (
@@ -70,9 +71,16 @@ def _read_csv(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
         names = list(rows.fieldnames or ())
         column = _uri_column(names, file.url)
         check_kept(keep, names, file.url)
-        for row in rows:
-            if row[column]:
-                yield resolve(row[column], file.url), {name: row[name] for name in keep} or None
+        try:
+            for row in rows:
+                if row[column]:
+                    yield resolve(row[column], file.url), {name: _to_cell(row[name]) for name in keep} or None
+        except csv.Error as error:
+            raise InputError(f"{file.url} is not a CSV list: {error}, at line {rows.line_num}") from error
+
+
+def _to_cell(text: str | None) -> Cell | None:
+    return None if text is None else Cell(text)  # a short row has none
 
 
 def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
@@ -81,7 +89,8 @@ def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
         texts = [field.name for field in table.schema_arrow if _is_text(field.type)]
         column = _uri_column(texts, file.url)
         check_kept(keep, table.schema_arrow.names, file.url)
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column, *keep], use_threads=False):
+        wanted = list(dict.fromkeys([column, *keep]))
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
             yield from _parquet_rows(batch.to_pylist(), column, keep, file.url)
 
 

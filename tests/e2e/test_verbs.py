@@ -105,15 +105,16 @@ def test_kept_columns_travel_to_the_hits(photos, reference, command_line, tmp_pa
     names = sorted(path.name for path in photos.glob("*.jpg") if path.name != "broken.jpg")
     with (tmp_path / "list.csv").open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["uri", "title"])
-        rows.writerows([str(photos / name), f"title of {name}"] for name in names)
-    options = ["--models", str(reference), "--keep", "title", "--workers", "0", "--quiet", "--accept"]
+        rows.writerow(["uri", "title", "price"])
+        rows.writerows([str(photos / name), f"title of {name}", 12] for name in names)
+    kept = ["--keep", "title", "--keep", "price"]
+    options = ["--models", str(reference), *kept, "--workers", "0", "--quiet", "--accept"]
     result = command_line("index", tmp_path / "list.csv", tmp_path / "run", *tiny_options(), *options)
     assert result.returncode == 0, result.stderr
     found = parse(command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1", "--json"))
-    assert found["results"][0]["hits"][0]["columns"] == {"title": "title of coffee.jpg"}
+    assert found["results"][0]["hits"][0]["columns"] == {"title": "title of coffee.jpg", "price": 12}
     plain = command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1").stdout
-    assert plain.splitlines()[1].endswith("/coffee.jpg  title=title of coffee.jpg")
+    assert plain.splitlines()[1].endswith("/coffee.jpg  title=title of coffee.jpg  price=12")
 
 
 def test_search_asks_for_several_images_and_for_a_part_of_one(photos, reference, command_line, tmp_path):

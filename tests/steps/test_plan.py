@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.schemas import PLANNED_IMAGES
 from ckn_scale.steps import plan
 from ckn_scale.steps.collect_garbage import find_garbage
 from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
@@ -225,3 +227,54 @@ def test_run_in_the_image_folder_itself_is_refused(folder, tmp_path):
     with pytest.raises(InputError, match="give the run a folder of its own"):
         plan_images(f"{folder}/", settings(), folder)
     assert not (tmp_path / "images" / "run.json").exists()
+
+
+def write_list(tmp_path, name: str, text: str) -> str:
+    for number in range(4):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+    (tmp_path / name).write_text(text)
+    return str(tmp_path / name)
+
+
+def kept_rows(run) -> list[dict]:
+    segments = read_segments(run)
+    reader = PlanReader(run, segments)
+    tables = [reader.read_table(shard) for shard in range(sum(segment.num_shards for segment in segments))]
+    return pa.concat_tables(tables).drop_columns(PLANNED_IMAGES.names).to_pylist()
+
+
+def test_kept_columns_have_one_type_for_the_whole_run(tmp_path):
+    """Two shards a segment; the note is empty in the first segment and a number's text nowhere."""
+    first = write_list(tmp_path, "a.csv", "path,code,price,note\n0.jpg,007,3,\n1.jpg,8,4,\n")
+    second = write_list(tmp_path, "b.csv", "path,code,price,note\n2.jpg,9,,fine\n3.jpg,10,5,\n")
+    keep, small = ["code", "price", "note"], settings("plan.images_per_shard=1")
+    run = plan_images(str(tmp_path / "run"), small, first, keep)
+    assert read_segments(run)[0].columns == {"code": "text", "price": "int", "note": "null"}
+    run = plan_images(str(tmp_path / "run"), small, second, keep, append=True)
+    assert read_segments(run)[1].columns == {"code": "text", "price": "int", "note": "text"}
+    assert kept_rows(run) == [
+        {"code": "007", "price": 3, "note": None},
+        {"code": "8", "price": 4, "note": None},
+        {"code": "9", "price": None, "note": "fine"},
+        {"code": "10", "price": 5, "note": ""},
+    ]
+
+
+def test_append_that_does_not_fit_the_columns_is_refused(tmp_path):
+    first = write_list(tmp_path, "a.csv", "path,price\n0.jpg,3\n")
+    other = write_list(tmp_path, "b.csv", "path,price,colour\n1.jpg,cheap,red\n")
+    url = str(tmp_path / "run")
+    plan_images(url, settings(), first, ["price"])
+    with pytest.raises(InputError, match="the column price holds int in this run, and text here"):
+        plan_images(url, settings(), other, ["price"], append=True)
+    with pytest.raises(InputError, match="the run keeps price: colour cannot be added"):
+        plan_images(url, settings(), other, ["colour"], append=True)
+    run = plan_images(url, settings(), other, append=True)  # nothing kept: empty for these
+    assert kept_rows(run) == [{"price": 3}, {"price": None}]
+
+
+def test_reserved_names_are_refused_before_anything_is_written(tmp_path):
+    listed = write_list(tmp_path, "a.csv", "path,thumbnail\n0.jpg,x\n")
+    with pytest.raises(InputError, match="cannot be named thumbnail"):
+        plan_images(str(tmp_path / "run"), settings(), listed, ["thumbnail"])
+    assert not (tmp_path / "run").exists()
