@@ -32,6 +32,9 @@ EXIF_PREFIX = b"Exif\0\0"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 AVIF_BRANDS = (b"avif", b"avis")
+# libjpeg writes 10 scans, mozjpeg's search ends below 20; 64 over 100 megapixels take five seconds.
+MAX_JPEG_SCANS = 64
+JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)  # within coded data: 00 and restarts
 HEAD_BYTES = 64  # as many as tell one format from another
 QUOTED = re.compile(r"""b?(['"]).*?\1""", re.DOTALL)  # bytes of the file: a reason is shown to others
 # What decoders say of a sound file that asks for something they do not do.
@@ -53,6 +56,22 @@ def open_image_file(data: bytes) -> ImageFile.ImageFile:
     if not data:
         raise ImageRejected("empty", "the file has no bytes")
     return _format_of(data).decoder(io.BytesIO(data))
+
+
+def count_jpeg_scans(data: bytes) -> int:
+    """Scans of a JPEG, up to the end of its first image; embedded thumbnails do not count.
+
+    Each scan of a progressive file is decoded over the whole image: a few bytes of work for the sender.
+    """
+    if (at := data.find(b"\xff\xda")) < 0 or data.count(b"\xff\xda") <= MAX_JPEG_SCANS:
+        return data.count(b"\xff\xda")  # never fewer than there are
+    scans, at = 0, 2
+    while (marker := JPEG_MARKER.search(data, at)) is not None and marker[1] != b"\xd9":
+        at = marker.end()
+        scans += marker[1] == b"\xda"
+        if marker[1] != b"\x01" and at + 2 <= len(data):
+            at += max(2, struct.unpack_from(">H", data, at)[0])
+    return scans
 
 
 def rejection_of(data: bytes, error: Exception) -> ImageRejected:
@@ -108,6 +127,12 @@ class _JpegFile(JpegImagePlugin.JpegImageFile):
 
     def _read_dpi_from_exif(self) -> None:
         pass
+
+
+def _open_jpeg(stream: io.BytesIO) -> ImageFile.ImageFile:
+    if (scans := count_jpeg_scans(stream.getvalue())) > MAX_JPEG_SCANS:
+        raise ImageRejected("too_large", f"its {scans} scans are more than {MAX_JPEG_SCANS}")
+    return _JpegFile(stream)
 
 
 def _open_heif(stream: io.BytesIO) -> ImageFile.ImageFile:
@@ -211,7 +236,7 @@ def _is_iso_media_cut_off(data: bytes) -> bool:
 
 
 FORMATS = (
-    FileFormat("JPEG", lambda h: h.startswith(b"\xff\xd8"), _JpegFile, _is_jpeg_cut_off),
+    FileFormat("JPEG", lambda h: h.startswith(b"\xff\xd8"), _open_jpeg, _is_jpeg_cut_off),
     FileFormat("PNG", lambda h: h.startswith(PNG_SIGNATURE), PngImagePlugin.PngImageFile, _is_png_cut_off),
     FileFormat(
         "WebP", lambda h: h[:4] == b"RIFF" and h[8:12] in (b"WEBP", b""), _open_webp, _is_riff_cut_off

@@ -10,7 +10,7 @@ values keep their upper byte, CMYK and palettes become RGB.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -23,6 +23,10 @@ from ckn_scale.errors import ImageRejected
 MAX_UPSCALE = 4.0
 MAX_SIDE_PX = 32_000  # OpenCV's warps address pixels with 16-bit integers
 THUMBNAIL_QUALITY = 85
+BAND_PIXELS = 1 << 20  # converted at a time: what a conversion needs besides is small
+# At the peak of decoding, measured: Pillow's copy and ours; some decoders hold more of their own.
+BYTES_PER_PIXEL = {"1": 4, "L": 4, "P": 4, "I;16": 5, "RGB": 7}
+DECODER_BYTES_PER_PIXEL = {"WEBP": 16, "AVIF": 10, "HEIF": 16}
 
 # EXIF orientation → (transpose, flip rows, flip columns), applied in this order.
 TURNS: dict[int, tuple[bool, bool, bool]] = {
@@ -49,8 +53,26 @@ def decode_image(data: bytes, spec: ImageSpec, box: Sequence[float] | None = Non
         raise rejection_of(data, error) from error
 
 
-def decoding_bytes(data: bytes) -> int:
-    return 0
+def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
+    """Memory that decoding takes at its peak, from the header alone; 0 for what will be rejected."""
+    spec = spec or ImageSpec()
+    try:
+        with open_image_file(data) as file:
+            width_px, height_px = file.size
+            _check_header(width_px, height_px, spec)
+            pixels = width_px * height_px
+            if file.format == "JPEG":  # decoded at the next scale above the working size
+                coefficients = 2 * len(file.getbands()) * pixels if file.info.get("progressive") else 0
+                return coefficients + BYTES_PER_PIXEL["RGB"] * min(pixels, 4 * spec.max_pixels)
+            per_pixel = DECODER_BYTES_PER_PIXEL.get(file.format or "", 0)
+            return pixels * max(per_pixel, BYTES_PER_PIXEL.get(file.mode, BYTES_PER_PIXEL["RGB"]))
+    except Exception:  # decoding will say what is wrong
+        return 0
+
+
+def largest_decoding_bytes(spec: ImageSpec) -> int:
+    """Memory that decoding takes for the largest image below the pixel cap."""
+    return spec.pixel_cap * max(*BYTES_PER_PIXEL.values(), *DECODER_BYTES_PER_PIXEL.values())
 
 
 def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
@@ -147,22 +169,40 @@ def encode_thumbnail(image: np.ndarray, side_px: int) -> bytes:
 
 
 def _to_rgb(file: Image.Image) -> np.ndarray:
-    if file.mode in ("RGB", "YCbCr", "CMYK", "HSV", "L", "1"):
-        return _rgb_array(file)
+    """(H, W, 3) uint8, band by band: a conversion of the whole would hold several copies of it."""
+    convert = _conversion_of(file)
+    width_px, height_px = file.size
+    rows = max(1, BAND_PIXELS // width_px)
+    if rows >= height_px:
+        return convert(file)
+    pixels = np.empty((height_px, width_px, 3), np.uint8)
+    for top in range(0, height_px, rows):
+        bottom = min(top + rows, height_px)
+        pixels[top:bottom] = convert(file.crop((0, top, width_px, bottom)))
+    return pixels
+
+
+def _conversion_of(file: Image.Image) -> Callable[[Image.Image], np.ndarray]:
+    """How a band of this image becomes (h, W, 3) uint8; the same for all bands."""
     if file.mode.startswith(("I", "F")):
-        grey = grey_to_bytes(np.asarray(file))
-        return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
+        white = _white_of(file)
+        return lambda band: cv2.cvtColor(grey_to_bytes(np.asarray(band), white), cv2.COLOR_GRAY2RGB)
     if file.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in file.info:
-        return composite_over_white(np.asarray(file.convert("RGBA")))
-    if file.mode in ("P", "RGBX"):
-        return _rgb_array(file)
+        return lambda band: composite_over_white(np.asarray(band.convert("RGBA")))
+    if file.mode in ("RGB", "YCbCr", "CMYK", "HSV", "L", "1", "P", "RGBX"):
+        return lambda band: np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
     raise ImageRejected("unsupported", f"its colour mode {file.mode} is not read here")
 
 
-def _rgb_array(file: Image.Image) -> np.ndarray:
-    if "transparency" in file.info:
-        return composite_over_white(np.asarray(file.convert("RGBA")))
-    return np.asarray(file if file.mode == "RGB" else file.convert("RGB"))
+def _white_of(file: Image.Image) -> float:
+    """The value that is shown as white, of the whole image."""
+    width_px, height_px = file.size
+    rows = max(1, BAND_PIXELS // width_px)
+    bands = (
+        np.asarray(file.crop((0, top, width_px, min(top + rows, height_px))))
+        for top in range(0, height_px, rows)
+    )
+    return max(white_level(band) for band in bands)
 
 
 def composite_over_white(rgba: np.ndarray) -> np.ndarray:
@@ -174,16 +214,20 @@ def composite_over_white(rgba: np.ndarray) -> np.ndarray:
     return ((blended + 127) // 255).astype(np.uint8)
 
 
-def grey_to_bytes(grey: np.ndarray) -> np.ndarray:
-    """(H, W) uint8 of 16-bit, 32-bit or float grey values.
-
-    Nothing in such a file says what white is: it is taken as the smallest of 1 (floats only), 255
-    and 65535 that holds the maximum, else as the maximum. Not-a-number and negatives are black.
-    """
+def grey_to_bytes(grey: np.ndarray, white: float | None = None) -> np.ndarray:
+    """(H, W) uint8 of 16-bit, 32-bit or float grey values; not-a-number and negatives are black."""
     if grey.dtype == np.uint16:
         return (grey >> 8).astype(np.uint8)
     values = np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    maximum = values.max(initial=0.0)
-    choices = [1.0] if grey.dtype.kind == "f" else []
-    white = next((w for w in (*choices, 255.0, 65535.0) if maximum <= w), maximum)
+    white = white_level(grey) if white is None else white
     return np.clip(values * (255.0 / white) + 0.5, 0, 255).astype(np.uint8)
+
+
+def white_level(grey: np.ndarray) -> float:
+    """What counts as white: nothing in such a file says it, so the smallest of 1 (floats only), 255 and
+    65535 that holds the maximum, else the maximum."""
+    if grey.dtype == np.uint16:
+        return 65535.0
+    maximum = float(np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0).max(initial=0.0))
+    choices = [1.0] if grey.dtype.kind == "f" else []
+    return next((white for white in (*choices, 255.0, 65535.0) if maximum <= white), maximum)

@@ -18,7 +18,7 @@ from ckn_scale.errors import ImageRejected, TransientStoreError
 from ckn_scale.steps.base import WorkerSettings
 from ckn_scale.steps.failpoints import HANG_VARIABLE, KILL_VARIABLE
 from ckn_scale.steps.plan import PlannedImage
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.steps.prepare_images import _work_ahead, prepare_images
 from ckn_scale.storage.store import Store
 
 
@@ -121,6 +121,27 @@ def test_prepare_images_gives_a_hanging_image_its_row_and_goes_on(images, front,
     monkeypatch.setenv(HANG_VARIABLE, "4.jpg")
     states = _states(prepare_images(images, front.prepare, WorkerSettings(isolate=False), deadline_s=4))
     assert states == [(i, {2: "empty", 4: "timeout"}.get(i, "ok")) for i in range(6)]
+
+
+@pytest.mark.parametrize(("budget_bytes", "most"), [(10, 1), (25, 2), (1000, 4)])
+def test_work_ahead_stays_within_its_budget_in_order(budget_bytes, most):
+    begun, done = [], []
+
+    def work(item):
+        begun.append(item)
+        return item
+
+    ahead = _work_ahead(range(12), work, cost=lambda _: 10, width=4, budget_bytes=budget_bytes)
+    for item, future in ahead:
+        assert future.result(timeout=60) == item
+        done.append(item)
+        assert len(begun) - len(done) < most
+    assert done == list(range(12)) == sorted(begun)
+
+
+def test_work_ahead_does_alone_what_costs_more_than_the_budget():
+    ahead = _work_ahead([5, 500, 5], lambda cost: cost, cost=lambda cost: cost, width=4, budget_bytes=10)
+    assert [future.result(timeout=60) for _, future in ahead] == [5, 500, 5]
 
 
 def test_prepare_images_of_nothing_is_nothing(front):

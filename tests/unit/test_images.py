@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import image_corpus
 import numpy as np
@@ -18,9 +20,11 @@ from ckn_scale.core.image_files import PNG_SIGNATURE, read_exif_orientation
 from ckn_scale.core.images import (
     composite_over_white,
     decode_image,
+    decoding_bytes,
     encode_thumbnail,
     fit_working_size,
     grey_to_bytes,
+    largest_decoding_bytes,
     resize_image,
     to_luma,
     turn_upright,
@@ -126,6 +130,81 @@ def test_running_out_of_memory_says_nothing_of_the_image(monkeypatch: pytest.Mon
     monkeypatch.setattr("ckn_scale.core.images.open_image_file", fail)
     with pytest.raises(MemoryError):
         decode_image(encode(make_photo(), "PNG"), SPEC)
+
+
+def scan_bomb(scans: int, side_px: int = 64, tail: bytes = b"") -> bytes:
+    """A progressive JPEG whose last scan is sent again and again; Pillow's own has 10."""
+    jpeg = encode(make_photo(side_px, side_px), "JPEG", progressive=True)
+    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    return jpeg[:-2] + last * (scans - 10) + b"\xff\xd9" + tail
+
+
+def test_a_jpeg_of_many_scans_is_too_large() -> None:
+    assert image_files.count_jpeg_scans(scan_bomb(65)) == 65
+    assert decode_image(scan_bomb(64), AS_IS).shape == (64, 64, 3)
+    refused = rejection(scan_bomb(5000))
+    assert (refused.state, refused.reason) == ("too_large", "its 5000 scans are more than 64")
+
+
+def test_scans_between_other_segments_and_fill_bytes_are_counted() -> None:
+    comment = b"\xff\xfe\x00\x06\xff\xd9ab"  # says that the image ends, and is only a comment
+    bomb = scan_bomb(100).replace(b"\xff\xda", comment + b"\xff\xff\xff\xda")
+    assert image_files.count_jpeg_scans(bomb) == 100
+    assert rejection(bomb).state == "too_large"
+
+
+def test_scans_of_thumbnails_and_of_what_follows_the_image_do_not_count() -> None:
+    inside = b"\xff\xda" * 200
+    jpeg = scan_bomb(12, tail=inside)
+    with_thumbnail = jpeg[:2] + b"\xff\xe1" + (len(inside) + 2).to_bytes(2, "big") + inside + jpeg[2:]
+    assert image_files.count_jpeg_scans(with_thumbnail) == 12
+    assert decode_image(with_thumbnail, AS_IS).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if not name.startswith("animated")])
+def test_bands_give_the_pixels_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, _ = ODD[name]
+    whole = decode_image(data, SPEC)
+    monkeypatch.setattr("ckn_scale.core.images.BAND_PIXELS", 1000)
+    np.testing.assert_array_equal(decode_image(data, SPEC), whole)
+
+
+def measure_peak_bytes(data: bytes, path: Path) -> int:
+    """What decoding adds to the peak memory of a process of its own."""
+    path.write_bytes(data)
+    code = """
+import resource, sys
+from pathlib import Path
+from ckn_scale.core.images import decode_image
+from ckn_scale.core.specs import ImageSpec
+data = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+decode_image(data, ImageSpec())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    return 1024 * int(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["float", "RGBA", "16 bit", "progressive", "WebP"])
+def test_decoding_bytes_bounds_what_decoding_takes(kind: str, tmp_path: Path) -> None:
+    side_px = 3000
+    grey = np.tile(np.linspace(0, 255, side_px, dtype=np.float32), (side_px, 1))
+    rgb = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+    data = {
+        "float": lambda: encode(Image.fromarray(grey), "TIFF"),
+        "RGBA": lambda: encode(np.dstack([rgb, rgb[..., 0]]), "PNG", compress_level=1),
+        "16 bit": lambda: encode(Image.fromarray(grey.astype(np.uint16) * 257), "PNG", compress_level=1),
+        "progressive": lambda: encode(rgb, "JPEG", progressive=True, subsampling=0),
+        "WebP": lambda: encode(rgb, "WEBP", quality=50, method=0),
+    }[kind]()
+    margin = 24 << 20  # bands, and what a decoder keeps whatever the size
+    assert measure_peak_bytes(data, tmp_path / "image") <= decoding_bytes(data) + margin
+
+
+def test_decoding_bytes_of_what_is_rejected_is_nothing() -> None:
+    assert decoding_bytes(b"") == decoding_bytes(b"rubbish") == decoding_bytes(png_header(10**6, 10**6)) == 0
+    assert decoding_bytes(encode(make_photo(100, 100), "PNG")) == 70_000 < largest_decoding_bytes(SPEC)
 
 
 def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
