@@ -1,4 +1,4 @@
-"""A bar with rate and remaining time while something long goes on; nothing when no one watches."""
+"""A bar with rate and remaining time while something long goes on; a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-EVERY_S = 0.2
+EVERY_S, PLAIN_EVERY_S = 0.2, 15.0
 WIDTH = 24
 
 
@@ -19,14 +19,24 @@ class ProgressBar:
         self._what, self._started, self._shown = "", 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if not self._live:
-            return
         now = time.monotonic()
         if what != self._what:
             self._what, self._started = what, now
+        if not self._live:
+            self._show_plain(format_bar(what, done, total, now - self._started), now)
+            return
         if now - self._shown >= EVERY_S or done >= total:
             self._shown = now
             self._stream.write("\r\x1b[K" + format_bar(what, done, total, now - self._started))
+            self._stream.flush()
+
+    def _show_plain(self, line: str, now: float) -> None:
+        """In a log: a line now and then."""
+        if self._shown == 0.0:
+            self._shown = now
+        elif now - self._shown >= PLAIN_EVERY_S:
+            self._shown = now
+            self._stream.write(line + "\n")
             self._stream.flush()
 
     def close(self) -> None:

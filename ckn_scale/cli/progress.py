@@ -1,4 +1,4 @@
-"""A live line per step in a terminal; plain lines, now and then, when it is not one."""
+"""One updating line in a terminal; plain lines, now and then, when it is not one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ LIVE_EVERY_S = 0.2
 
 
 class ProgressLine:
+    """Hand it to whatever takes an `on_progress`."""
+
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._quiet = quiet
-        self._last_step, self._last_shown = "", 0.0
+        self._step, self._shown_at = "", 0.0
         self._finished: set[str] = set()
+        self._remaining = RemainingTime()
 
     def __call__(self, progress: Progress) -> None:
         ended = progress.done >= progress.total
         if self._quiet or progress.total == 0 or (ended and progress.step in self._finished):
             return
         now = time.monotonic()
-        every_s = LIVE_EVERY_S if self._live else PLAIN_EVERY_S
-        begins = progress.step != self._last_step
-        if not (begins or ended or now - self._last_shown >= every_s):
-            return
-        if not self._live and begins and not ended:
-            self._last_step, self._last_shown = progress.step, now
-            return
-        self._show(format_progress(progress), ended)
-        self._last_step, self._last_shown = progress.step, now
+        begins = progress.step != self._step
+        if begins:
+            self._step, self._shown_at, self._remaining = progress.step, now, RemainingTime()
+        left_s = self._remaining.estimate(progress)
+        is_due = now - self._shown_at >= (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        if ended or is_due or (begins and self._live):
+            self._show(format_progress(progress, left_s), ended)
+            self._shown_at = now
         if ended:
             self._finished.add(progress.step)
 
@@ -46,19 +48,41 @@ class ProgressLine:
         self._stream.flush()
 
 
+class RemainingTime:
+    """How long a step still takes by the pace of this call; between two counts it falls with the clock."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None  # what earlier calls had done
+        self._last, self._ends_s = 0, 0.0
+
+    def estimate(self, progress: Progress) -> float | None:
+        """Seconds, counted in images where the step has any, else in shards; None before the first one."""
+        count, total = progress.done, progress.total
+        if progress.total_images:
+            count, total = progress.images, progress.total_images
+        if self._first is None:
+            self._first = self._last = count
+        if count != self._last:
+            self._last = count
+            made = max(1, count - self._first)
+            self._ends_s = progress.seconds * (1 + (total - count) / made)
+        return None if self._ends_s == 0 else max(0.0, self._ends_s - progress.seconds)
+
+
 def title_of(label: str) -> str:
     """A step's label without the name of a build, which says nothing to a person."""
     return re.sub(r"-[0-9a-f]{16}$", "", label)
 
 
-def format_progress(progress: Progress) -> str:
-    """`encode_images    12/40 shards   96 images   13.1/s   18 s left`."""
-    line = f"{title_of(progress.step):<27}{progress.done:>6}/{progress.total} shards"
-    if progress.images and progress.seconds > 0:
-        line += f"  {progress.images} images  {progress.images / progress.seconds:.1f}/s"
-    if 0 < progress.done < progress.total and progress.seconds > 0 and progress.images:
-        left_s = progress.seconds / progress.done * (progress.total - progress.done)
-        line += f"  about {left_s:.0f} s left"
-    elif progress.done >= progress.total:
-        line += f"  {progress.seconds:.1f} s" if progress.seconds > 0 else "  done before"
-    return line
+def format_progress(progress: Progress, left_s: float | None) -> str:
+    """`encode_images    96/320 images  12/40 shards  13.1/s  about 18 s left`."""
+    line = f"{title_of(progress.step):<27}"
+    if progress.total_images:
+        line += (
+            f"{progress.images:>6}/{progress.total_images} images  {progress.done}/{progress.total} shards"
+        )
+    else:
+        line += f"{progress.done:>6}/{progress.total} shards"
+    if progress.done >= progress.total:
+        return line + (f"  {progress.seconds:.1f} s" if progress.seconds > 0 else "  done before")
+    return line if left_s is None else f"{line}  about {left_s:.0f} s left"

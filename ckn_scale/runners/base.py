@@ -53,10 +53,11 @@ class Outcome:
 @dataclass(frozen=True)
 class Progress:
     step: str
-    done: int
+    done: int  # shards, those that earlier calls did included
     total: int
-    images: int  # rows of images done by this call, where the step has any
-    seconds: float
+    images: int  # the same in images, those of shards under way included; 0 of 0 where a step has none
+    total_images: int
+    seconds: float  # of this call
 
 
 ProgressHook = Callable[[Progress], None]
@@ -67,6 +68,11 @@ class Crew(Protocol):
 
     @property
     def free(self) -> int: ...
+
+    @property
+    def images_under_way(self) -> int:
+        """Images that are done of shards that are not; 0 where workers do not tell."""
+        ...
 
     def start(self, task: ShardTask) -> None: ...
 
@@ -103,26 +109,33 @@ def run_shards(
     resources: Resources,
     on_progress: ProgressHook,
     write_event: Callable[..., None],
+    sizes: Mapping[int, int] | None = None,
+    images_before: int = 0,
 ) -> StepReport:
     """Do every task; one bad shard does not stop the others, but the end says so.
 
     What the user has to fix (a full disk, a wrong key) would fail them all: no more are begun then.
+    `sizes` has the images of each shard, for progress.
     """
     report = StepReport(label, total, skipped=total - len(tasks))
     waiting, running, begun = deque(tasks), 0, time.monotonic()
+    sizes, images = sizes or {}, images_before
+    total_images = images_before + sum(sizes.values())
     while waiting or running:
         while waiting and crew.free > 0:
             crew.start(waiting.popleft())
             running += 1
         for outcome in crew.wait(timeout_s=1.0):
             running -= 1
+            images += sizes.get(outcome.task.shard_id, 0) if outcome.kind == "done" else 0
             again = _settle(outcome, report, resources, write_event)
             if again is not None:
                 waiting.append(again)
             if _is_for_the_user(outcome.error):
                 waiting.clear()
         done = report.skipped + report.done
-        on_progress(Progress(label, done, total, report.images, time.monotonic() - begun))
+        seen = images + crew.images_under_way
+        on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
     return report
 
 

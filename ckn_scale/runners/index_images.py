@@ -117,7 +117,10 @@ class Driver:
 
     def _do_tasks(self, step: Step, tasks: Sequence[ShardTask], total: int) -> None:
         self.run.events.write("step_begins", step=step.label, shards=total, undone=len(tasks))
-        self.on_progress(Progress(step.label, total - len(tasks), total, 0, 0.0))
+        sizes = {task.shard_id: step.num_images(task.shard_id) for task in tasks}
+        total_images = sum(map(step.num_images, step.shard_ids()))
+        before = total_images - sum(sizes.values())
+        self.on_progress(Progress(step.label, total - len(tasks), total, before, total_images, 0.0))
         report = run_shards(
             self.crew,
             tasks,
@@ -126,6 +129,8 @@ class Driver:
             resources=self.resources,
             on_progress=self.on_progress,
             write_event=self.run.events.write,
+            sizes=sizes,
+            images_before=before,
         )
         self.reports.append(report)
         self.run.events.write("step_ends", step=step.label, done=report.done, failed=len(report.failed))

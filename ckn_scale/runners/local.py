@@ -22,6 +22,7 @@ from ckn_scale.spawn import SPAWN
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 180.0
+IMAGE_DONE = "image done"  # what a worker says within a shard
 MAX_FAILED_STARTS = 5  # one after the other, before the run says that it cannot work here
 
 
@@ -29,6 +30,7 @@ class InlineCrew:
     """This process does the shards, one after the other."""
 
     free = 1
+    images_under_way = 0  # nobody could look at it while the shard is done
 
     def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
         self._worker = Worker(run_url, resources, sight)
@@ -59,6 +61,7 @@ class _Hand:
     since: float  # when it was spawned, or got its task
     ready: bool = False
     task: ShardTask | None = None
+    images: int = 0  # of its task, done so far
 
 
 class PoolCrew:
@@ -87,6 +90,10 @@ class PoolCrew:
     @property
     def free(self) -> int:
         return sum(_is_idle(hand) for hand in self._hands)
+
+    @property
+    def images_under_way(self) -> int:
+        return sum(hand.images for hand in self._hands)
 
     def start(self, task: ShardTask) -> None:
         hand = next(hand for hand in self._hands if _is_idle(hand))
@@ -117,7 +124,10 @@ class PoolCrew:
             return self._replace(hand, "lost")
         if not hand.ready:
             return self._welcome(hand, said)
-        hand.task = None
+        if said == IMAGE_DONE:
+            hand.images += 1
+            return []
+        hand.task, hand.images = None, 0
         return [said]
 
     def _welcome(self, hand: _Hand, said: str | CknScaleError) -> list[Outcome]:
@@ -166,7 +176,7 @@ def _end(hand: _Hand) -> None:
 def _serve_shards(pipe: Connection, run_url: str, resources: Resources, sight: Sight) -> None:
     exit_with_parent()
     try:
-        worker = Worker(run_url, resources, sight)
+        worker = Worker(run_url, resources, sight, on_image=lambda: pipe.send(IMAGE_DONE))
         pipe.send("ready")
     except CknScaleError as error:
         pipe.send(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,19 @@ from ckn_scale.steps.pipeline import STEPS
 class Worker:
     """Opens the run once, keeps the step (and its models) it worked on last."""
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
+    def __init__(
+        self,
+        run_url: str,
+        resources: Resources,
+        sight: Sight,
+        on_image: Callable[[], None] = lambda: None,
+    ) -> None:
         self.run = open_seen(run_url, sight)
         self.settings = WorkerSettings(
             read_ahead=resources.read_ahead,
             read_deadline_s=resources.read_deadline_s,
             image_memory_bytes=resources.image_memory_mb << 20,
+            on_image=on_image,
         )
         self._key = ""
         self._step: Step | None = None

@@ -13,7 +13,7 @@ import resource
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -49,6 +49,7 @@ class WorkerSettings:
     image_memory_bytes: int = 1 << 30  # of images that are read and decoded ahead
     isolate: bool = False  # each image in a subprocess that can be killed
     check: bool = False  # a committed shard is read, and made again where it is damaged
+    on_image: Callable[[], None] = lambda: None  # called when one more image of the shard is done
 
 
 class Step(ABC):
@@ -79,6 +80,10 @@ class Step(ABC):
     @abstractmethod
     def shard_ids(self) -> Sequence[int]:
         """Every shard of this step, known before the first one starts."""
+
+    def num_images(self, shard_id: int) -> int:
+        """How many images a shard goes through, for progress; 0 when its work is not counted in images."""
+        return 0
 
     @abstractmethod
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:

@@ -61,6 +61,9 @@ class EncodeImages(Step):
     def shard_ids(self) -> Sequence[int]:
         return range(count_shards(self.plan.segments))
 
+    def num_images(self, shard_id: int) -> int:
+        return self.plan.count_images(shard_id)
+
     def inputs(self) -> Mapping[str, Any]:
         return {name: file.sha256 for name, file in read_generation(self.run)[1].items()}
 

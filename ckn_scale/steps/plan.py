@@ -299,6 +299,13 @@ class PlanReader:
     def read_shard(self, shard_id: int) -> list[PlannedImage]:
         return list(iter_images(self.read_table(shard_id)))
 
+    def count_images(self, shard_id: int) -> int:
+        segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
+        return min(
+            segment.images_per_shard,
+            segment.num_images - (shard_id - segment.first_shard) * segment.images_per_shard,
+        )
+
     def read_table(self, shard_id: int) -> pa.Table:
         """The same rows with the user's kept columns, in the types that they have in the run by now."""
         if shard_id >= count_shards(self.segments):

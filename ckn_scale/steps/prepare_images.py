@@ -74,6 +74,7 @@ def prepare_images(
                 alone.set()
                 outcome = _prepare_alone(child, read, deadline_s)
             yield read.image, outcome
+            worker.on_image()
 
 
 def read_images(images: Iterable[PlannedImage], worker: WorkerSettings) -> Iterator[ReadImage]:

@@ -42,6 +42,9 @@ class SampledImagesStep(Step):
     def shard_ids(self) -> Sequence[int]:
         return range(-(-len(self.sample) // self._images_per_shard))
 
+    def num_images(self, shard_id: int) -> int:
+        return len(self.images_of(shard_id))
+
     def images_of(self, shard_id: int) -> list[PlannedImage]:
         size = self._images_per_shard
         return self.sample[shard_id * size : (shard_id + 1) * size]

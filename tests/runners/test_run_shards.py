@@ -17,6 +17,7 @@ class ScriptedCrew:
     def __init__(self, script=None, places=2):
         self.script, self.places = defaultdict(list, script or {}), places
         self.running, self.seen, self.most = [], [], 0
+        self.images_under_way = 0
 
     @property
     def free(self):
@@ -36,7 +37,7 @@ class ScriptedCrew:
         return [Outcome(task, kind, error=error)]
 
 
-def run(crew, count=4, total=6, **resources):
+def run(crew, count=4, total=6, sizes=None, before=0, **resources):
     events, progress = [], []
     report = run_shards(
         crew,
@@ -46,6 +47,8 @@ def run(crew, count=4, total=6, **resources):
         resources=Resources(**resources),
         on_progress=progress.append,
         write_event=lambda kind, **fields: events.append((kind, fields)),
+        sizes=sizes,
+        images_before=before,
     )
     return report, events, progress
 
@@ -114,3 +117,11 @@ def test_run_shards_of_nothing_is_done():
     report, _, _ = run(ScriptedCrew(), count=0, total=0)
     assert report.done == 0
     require_done(report)
+
+
+def test_progress_counts_images_of_shards_under_way_and_of_earlier_calls():
+    crew = ScriptedCrew({0: [("failed", CknScaleError("once"))]}, places=1)
+    crew.images_under_way = 1
+    _, _, progress = run(crew, count=2, total=3, sizes={0: 5, 1: 4}, before=7, max_attempts=2)
+    assert [one.images - crew.images_under_way for one in progress] == [7, 11, 16], "a failed try counts none"
+    assert {one.total_images for one in progress} == {16}
