@@ -20,7 +20,7 @@ from ckn_scale.core.principal import (
 )
 from ckn_scale.core.specs import ProjectionSpec
 
-_BLOCK_ROWS = 16
+BLOCK_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Projection:
             raise ValueError(f"rows must be (N, {self.input_dim}), got {rows.shape}")
         matrix, offset = torch.from_numpy(self.matrix), torch.from_numpy(self.offset)
         out = np.empty((len(rows), self.dim), np.float32)
-        block = torch.zeros(_BLOCK_ROWS, self.input_dim)
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            part = rows[start : start + _BLOCK_ROWS]
+        block = torch.zeros(BLOCK_ROWS, self.input_dim)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows[start : start + BLOCK_ROWS]
             block[: len(part)] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
             out[start : start + len(part)] = project_rows(block, matrix, offset)[: len(part)].numpy()
         return out

@@ -16,7 +16,6 @@ import torch
 from ckn_scale.core.sampling import hash_priorities
 from ckn_scale.core.vector_index import import_faiss
 
-_BLOCK_ROWS = 16
 _SMALLEST_BLOCK = 256
 _FACTORS = 2  # floats after the bits of a code: squared length, and what an estimate is multiplied with
 
@@ -102,35 +101,29 @@ class Rotation:
         length = self.padded_dim & -self.padded_dim
         half = 1 << (length.bit_length() // 2)
         self._left, self._right = _hadamard(half), _hadamard(length // half)
-        self._shape = (_BLOCK_ROWS, half, length // half, self.padded_dim // length)
+        self._shape = (half, length // half, self.padded_dim // length)
         odd = hash_priorities(0, np.arange(self.padded_dim)) % np.uint64(2)
         self._flips = torch.from_numpy(1 - 2 * odd.astype(np.float32))
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """(N, dim) → (N, padded_dim) float32, in blocks of one shape: a row depends on itself alone."""
+        """(N, dim) → (N, padded_dim) float32, row by row: a row depends on itself alone."""
         out = np.empty((len(rows), self.padded_dim), np.float32)
-        block = torch.zeros(_BLOCK_ROWS, self.padded_dim)
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            part = rows[start : start + _BLOCK_ROWS]
-            block[: len(part), : self.dim] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
-            out[start : start + len(part)] = self._transform(block * self._flips)[: len(part)].numpy()
+        padded = torch.zeros(self.padded_dim)
+        for position, row in enumerate(np.asarray(rows, np.float32)):
+            padded[: self.dim] = torch.from_numpy(row)
+            out[position] = self._transform(padded * self._flips).numpy()
         return out
 
     def undo(self, rows: np.ndarray) -> np.ndarray:
         """(N, padded_dim) → (N, dim): the transforms are their own inverse."""
         out = np.empty((len(rows), self.dim), np.float32)
-        block = torch.zeros(_BLOCK_ROWS, self.padded_dim)
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            part = rows[start : start + _BLOCK_ROWS]
-            block[: len(part)] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
-            undone = self._transform(block) * self._flips
-            out[start : start + len(part)] = undone[: len(part), : self.dim].numpy()
+        for position, row in enumerate(np.asarray(rows, np.float32)):
+            out[position] = (self._transform(torch.from_numpy(row)) * self._flips)[: self.dim].numpy()
         return out
 
-    def _transform(self, block: torch.Tensor) -> torch.Tensor:
-        grid = block.view(self._shape)
-        mixed = torch.einsum("nabc,ai,bj->nijc", grid, self._left, self._right)
-        return mixed.reshape(_BLOCK_ROWS, self.padded_dim)
+    def _transform(self, row: torch.Tensor) -> torch.Tensor:
+        mixed = torch.einsum("abc,ai,bj->ijc", row.view(self._shape), self._left, self._right)
+        return mixed.reshape(self.padded_dim)
 
 
 def _hadamard(size: int) -> torch.Tensor:

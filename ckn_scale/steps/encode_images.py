@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ckn_scale import schemas
 from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
-from ckn_scale.core.flattening import BLOCK_ROWS
 from ckn_scale.core.images import encode_thumbnail
+from ckn_scale.core.projection import BLOCK_ROWS
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
