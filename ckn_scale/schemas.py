@@ -99,6 +99,20 @@ def float_rows(dim: int) -> pa.Schema:
     )
 
 
+def planted_queries(dim: int) -> pa.Schema:
+    """Queries that certify an index: `vector` and `score` (of the original) are null when it was missed."""
+    return pa.schema(
+        [
+            ("image_id", pa.int64()),
+            ("view", pa.int32()),
+            ("score", pa.float32()),
+            ("vector", pa.binary(4 * dim)),
+            ("original", pa.binary(4 * dim)),
+        ],
+        metadata={"dtype": "float32", "dim": str(dim)},
+    )
+
+
 def read_float_rows(table: pa.Table) -> np.ndarray:
     """(N, D) float32 of a table of `float_rows`."""
     return _read_binary(table, "row", "<f4")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 OVERRIDES = ["plan.images_per_shard=2", "sample.images_per_shard=6", "publish.max_failed_share=0.1"]
-AFTER_TRAINING = ("encode_images", "build_index", "certify_index")
+AFTER_TRAINING = ("encode_images", "build_index", "plant_queries", "certify_index")
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 

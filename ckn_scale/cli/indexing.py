@@ -19,6 +19,7 @@ from ckn_scale.cli.options import (
     DryRun,
     Images,
     Keep,
+    KeepSamples,
     Models,
     Override,
     Preset,
@@ -51,6 +52,7 @@ def index(
     accept: Accept = False,
     allow_mix: AllowMix = False,
     check: Check = False,
+    keep_samples: KeepSamples = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,6 +87,7 @@ def index(
         accept=accept,
         mix=allow_mix,
         check_all=check,
+        keep_samples=keep_samples,
         on_progress=ProgressLine(quiet=quiet),
     )
     print(f"version {report.version} of {report.run}: {count_states(report.states)}")
@@ -187,7 +190,12 @@ def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False)
 
 
 def publish(
-    run: Run, workers: Workers = 2, ray: Ray = None, accept: Accept = False, quiet: Quiet = False
+    run: Run,
+    workers: Workers = 2,
+    ray: Ray = None,
+    accept: Accept = False,
+    keep_samples: KeepSamples = False,
+    quiet: Quiet = False,
 ) -> None:
     """Certify the build with planted queries and make it the current version.
 
@@ -197,7 +205,7 @@ def publish(
     with _open_driver(run, workers, ray, quiet) as (driver, _):
         from ckn_scale.runners import index_images as path
 
-        version = path.publish(driver, accept=accept)
+        version = path.publish(driver, accept=accept, keep_samples=keep_samples)
     report = path.summarise(driver, version)
     print(f"version {version} of {report.run}: {count_states(report.states)}")
 

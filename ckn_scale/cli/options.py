@@ -52,6 +52,9 @@ Accept = Annotated[
 AllowMix = Annotated[
     bool, typer.Option("--allow-mix", help="Let several kinds of CPU share the run, on record.")
 ]
+KeepSamples = Annotated[
+    bool, typer.Option("--keep-samples", help="Leave what the models were learned from, once published.")
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Read every file of the run; make again what is damaged.")
 ]

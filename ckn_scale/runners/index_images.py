@@ -22,12 +22,15 @@ from ckn_scale.runners.sight import Sight, show_sight
 from ckn_scale.steps.base import Step, check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
+from ckn_scale.steps.collect_garbage import remove_samples
+from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import adopt_models, mend_models, record_generation
 from ckn_scale.steps.numerics_class import allow_mix
 from ckn_scale.steps.pipeline import list_training
 from ckn_scale.steps.plan import Source
 from ckn_scale.steps.plan_background import plan_with_background
+from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (
     Candidate,
     find_published,
@@ -151,6 +154,7 @@ def index_images(
     accept: bool = False,
     mix: bool = False,
     check_all: bool = False,
+    keep_samples: bool = False,
     on_progress: ProgressHook = lambda progress: None,
 ) -> IndexReport:
     """Index `source` into `run_url`; called again, it goes on where it stopped.
@@ -169,20 +173,20 @@ def index_images(
     with open_driver(run, resources, on_progress) as driver:
         driver.check_all = check_all
         try:
-            version = _do_all(driver, settings, accept=accept)
+            version = _do_all(driver, settings, accept=accept, keep_samples=keep_samples)
         except DataDamaged as damage:
             if check_all:
                 raise
             log.warning("%s: every file is checked now, and made again where it is damaged", damage)
             driver.check_all = True
-            version = _do_all(driver, settings, accept=accept)
+            version = _do_all(driver, settings, accept=accept, keep_samples=keep_samples)
     return summarise(driver, version)
 
 
-def _do_all(driver: Driver, settings: Settings, *, accept: bool) -> int:
+def _do_all(driver: Driver, settings: Settings, *, accept: bool, keep_samples: bool) -> int:
     sample(driver, settings)
     train(driver, settings)
-    return publish(driver, accept=accept, encode=True)
+    return publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
 
 
 @contextmanager
@@ -231,7 +235,7 @@ def build(driver: Driver, candidate: Candidate | None = None) -> BuildIndex:
     return step
 
 
-def publish(driver: Driver, *, accept: bool, encode: bool = False) -> int:
+def publish(driver: Driver, *, accept: bool, encode: bool = False, keep_samples: bool = False) -> int:
     """Build, certify and publish what is encoded; the version that is current afterwards.
 
     When another process appends, retries or publishes meanwhile, this starts over with what stands then.
@@ -243,7 +247,10 @@ def publish(driver: Driver, *, accept: bool, encode: bool = False) -> int:
         candidate = None
         try:
             candidate = read_candidate(driver.run)
-            return _publish_candidate(driver, candidate, accept=accept)
+            version = _publish_candidate(driver, candidate, accept=accept)
+            if not keep_samples:
+                remove_samples(driver.run)
+            return version
         except WorkFailed as failure:
             if is_current(driver.run, candidate) if candidate else not encode:
                 raise
@@ -262,7 +269,9 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     if current is not None:
         return current
     manifest = write_build_manifest(built)
-    params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256}
+    draw = write_draw(driver.run, draw_queries(driver.run, candidate.segments, candidate.current))
+    params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256, "draw": draw}
+    driver.do(PlantQueries, params)
     certified = driver.do(CertifyIndex, params)
     assert isinstance(certified, CertifyIndex)
     certificate = make_certificate(certified)

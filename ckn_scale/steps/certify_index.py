@@ -1,110 +1,135 @@
-"""Certify: planted queries through the whole path. The gate of a version.
+"""Certify: planted queries through the whole index, one of its shards at a time. The gate of a version.
 
-A planted query is a rendered view of an indexed image, itself not indexed; it counts when its
-original comes back first. Collections hold copies, and of two copies the one that was blurred like
-the query is the better answer: images that are far more like the original than the collection at
-large is may stand before it. Queries are drawn by hash, sharded like any other work.
+A query counts when its original comes back first. Collections hold copies, and of two copies the one
+that was blurred like the query is the better answer: images that are far more like the original than
+the collection at large is may stand before it. What stands before an original adds up over the index
+shards; queries that were asked of a shard before are not asked of it again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ckn_scale.core.images import decode_image
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
-from ckn_scale.errors import ImageRejected
-from ckn_scale.search.engine import Index, load_encoder
-from ckn_scale.search.shard import ShardGroup
+from ckn_scale.core.views import VIEWS
+from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.name_build import CERTIFIED
-from ckn_scale.steps.plan import PlannedImage, hash_uri, read_sample, require_segments
-from ckn_scale.steps.prepare_images import prepare_images
-from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
+from ckn_scale.steps.name_build import CERTIFIED, position_of
+from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
+from ckn_scale.storage.shards import DataFile, read_table
 
-QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
-HITS_LOOKED_AT = 100
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
+OUTCOMES = ("first", "behind copies", "missed")  # best first
+
+
+@dataclass(frozen=True)
+class Query:
+    """A planted query as it is asked; `vector` is None when it is missed without asking."""
+
+    image_id: int
+    view: int
+    score: float | None  # of its original
+    vector: np.ndarray | None
+    original: np.ndarray
+    file: DataFile  # where it lies
+
+    def stands_behind(self, hit: Hit) -> bool:
+        if self.score is None or hit.image_id == self.image_id:
+            return False
+        return (-hit.score, hit.image_id) < (-self.score, self.image_id)
 
 
 class CertifyIndex(Step):
-    """`params`: build, manifest (path), manifest_sha256."""
+    """One shard per index shard. `params`: build, draw, manifest (path), manifest_sha256."""
 
     name = CERTIFIED
-    sections = (*BuildIndex.sections, "publish")
-    version = 2
-    label_params = ("build",)
+    sections = PlantQueries.sections
+    version = 3
+    label_params = ("draw",)
 
     @cached_property
-    def queries(self) -> list[PlannedImage]:
-        sample = read_sample(self.run, require_segments(self.run))
-        drawn = sorted(sample, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
-        return drawn[: self.settings.publish.num_queries]
+    def planted(self) -> PlantQueries:
+        return PlantQueries(self.run, self.params)
 
     @cached_property
-    def index(self) -> Index:
-        manifest = read_manifest(self.run.store, self.params["manifest"], self.params["manifest_sha256"])
-        return Index(0, load_encoder(self.run.store, manifest), ShardGroup(self.run.store, manifest))
+    def asked(self) -> list[Query]:
+        """The new queries: asked of every index shard."""
+        commits = self.planted.log.committed()
+        files = [commits[shard_id].files[self.planted.stage] for shard_id in self.planted.shard_ids()]
+        return [query for file in files for query in _read_queries(self.run.store, file)]
 
     @cached_property
-    def planted(self) -> dict[int, np.ndarray]:
-        """The indexed vectors of all queries' originals: by hash, so a picture of the collection at large."""
-        found = ((image.image_id, self.index.vector(image.image_id)) for image in self.queries)
-        return {image_id: vector for image_id, vector in found if vector is not None}
+    def taken_over(self) -> list[Query]:
+        """Those asked before: asked of the index shards that they have not seen."""
+        outcomes = {one.image_id: one.file for one in self.planted.draw.taken_over}
+        files = {file.path: file for file in outcomes.values()}
+        queries = [query for file in files.values() for query in _read_queries(self.run.store, file)]
+        return [query for query in queries if outcomes.get(query.image_id) == query.file]
+
+    @cached_property
+    def copy_levels(self) -> dict[int, float]:
+        """By image: drawn by hash, the originals are a picture of the collection at large."""
+        queries = [*self.asked, *self.taken_over]
+        originals = np.array([query.original for query in queries])
+        levels = {}
+        for position, query in enumerate(queries):
+            others = np.delete(originals @ query.original, position)
+            levels[query.image_id] = copy_level(others.tolist())
+        return levels
 
     def shard_ids(self) -> Sequence[int]:
-        return range(-(-len(self.queries) // self.settings.publish.queries_per_shard))
+        return [
+            number for number in BuildIndex(self.run, self.params).shard_ids() if self._queries_for(number)
+        ]
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        size = self.settings.publish.queries_per_shard
-        asked = self.queries[shard_id * size : (shard_id + 1) * size]
-        decode = partial(decode_image, spec=self.settings.images)
-        decoded = prepare_images(asked, decode, worker, self.settings.encode.image_deadline_s)
-        names = list(VIEWS)
-        rows = []
-        for position, (image, pixels) in enumerate(decoded, start=shard_id * size):
-            view = names[position % len(names)]
-            outcome = None if isinstance(pixels, ImageRejected) else self._ask(image, pixels, view)
-            if outcome is not None:
-                rows.append([image.image_id, view, outcome])
-        return ShardResult(report={"queries": rows})
+        group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
+        queries = [(one, one.vector) for one in self._queries_for(shard_id) if one.vector is not None]
+        if not queries or group.rows == 0:
+            return ShardResult(report={"before": []})
+        found = group.search(np.array([vector for _, vector in queries]), HITS_LOOKED_AT)
+        before = [
+            [query.image_id, *self._count_before(query, hits, group)]
+            for (query, _), hits in zip(queries, found, strict=True)
+        ]
+        return ShardResult(report={"before": [row for row in before if any(row[1:])]})
 
-    def _ask(self, image: PlannedImage, pixels: np.ndarray, view: str) -> str | None:
-        """What became of one planted query (see `judge_hits`); None when its original is not in the index."""
-        if image.image_id not in self.planted:
-            return None
-        rendered = render_view(pixels, view, seed=image.image_id)
-        try:
-            hits = self.index.search(encode_jpeg(rendered, 85), k=HITS_LOOKED_AT)
-        except ImageRejected:
-            return "missed"
-        original, level = self.planted[image.image_id], self._copy_level_of(image.image_id)
+    def _queries_for(self, number: int) -> list[Query]:
+        return self.asked if number in self.planted.draw.known_shards else [*self.asked, *self.taken_over]
 
-        def is_copy(other: int) -> bool:
-            vector = self.index.vector(other)
-            return vector is not None and float(original @ vector) > level
-
-        return judge_hits(image.image_id, [hit.image_id for hit in hits], is_copy)
-
-    def _copy_level_of(self, image_id: int) -> float:
-        original = self.planted[image_id]
-        return copy_level([float(original @ one) for other, one in self.planted.items() if other != image_id])
+    def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
+        """How many copies of the original, and how many other images, stand before it in this shard."""
+        level, copies, others = self.copy_levels[query.image_id], 0, 0
+        for hit in filter(query.stands_behind, hits):
+            vector = group.vector(hit.image_id)
+            is_copy = vector is not None and float(query.original @ vector) > level
+            copies, others = copies + is_copy, others + (not is_copy)
+        return copies, others
 
 
-def judge_hits(image_id: int, hits: Sequence[int], is_copy: Callable[[int], bool]) -> str:
-    """`first`, `behind copies` (nothing else stands before the planted image), or `missed`."""
-    if image_id not in hits:
+def _read_queries(store: Any, file: DataFile) -> Iterator[Query]:
+    table: pa.Table = read_table(store, file)
+    for row in table.to_pylist():
+        vector = None if row["vector"] is None else np.frombuffer(row["vector"], "<f4")
+        original = np.frombuffer(row["original"], "<f4")
+        yield Query(row["image_id"], row["view"], row["score"], vector, original, file)
+
+
+def judge(copies: int, others: int) -> str:
+    """By what stands before a query's original, in all index shards together."""
+    if others or copies >= HITS_LOOKED_AT:
         return "missed"
-    before = hits[: hits.index(image_id)]
-    if not before:
-        return "first"
-    return "behind copies" if all(map(is_copy, before)) else "missed"
+    return "behind copies" if copies else "first"
 
 
 def copy_level(similarities: Sequence[float]) -> float:
@@ -118,26 +143,65 @@ def copy_level(similarities: Sequence[float]) -> float:
 
 def make_certificate(step: CertifyIndex) -> dict[str, Any]:
     """Counts over all planted queries and the lower end of the interval the gate looks at."""
-    rows = [row for _, commit in sorted(step.log.committed().items()) for row in commit.report["queries"]]
+    numbers, draw = BuildIndex(step.run, step.params).shard_ids(), step.planted.draw
+    outcomes = _list_outcomes(step)
     publish = step.settings.publish
-    first = sum(_counts(outcome) for _, _, outcome in rows)
-    lower = wilson_lower(first, len(rows), publish.confidence)
-    by_view = {name: [_counts(outcome) for _, view, outcome in rows if view == name] for name in VIEWS}
+    missed = sum(one.outcome == "missed" for one in outcomes)
+    first = len(outcomes) - missed
+    lower = wilson_lower(first, len(outcomes), publish.confidence)
+    kept = write_outcomes(step.run, draw.name, outcomes, numbers)
+    new = {image.image_id for image in draw.asked[: draw.new]}
     return {
-        "queries": len(rows),
+        "queries": len(outcomes),
+        "asked": len(step.asked),
+        "new_asked": sum(query.image_id in new for query in step.asked),
+        "taken_over": len(outcomes) - len(step.asked),
+        "in_sample": draw.in_sample,
         "first": first,
-        "behind_copies": sum(outcome == "behind copies" for _, _, outcome in rows),
-        "first_share": first / len(rows) if rows else 0.0,
+        "behind_copies": sum(one.outcome == "behind copies" for one in outcomes),
+        "first_share": first / len(outcomes) if outcomes else 0.0,
         "lower": lower,
         "confidence": publish.confidence,
         "target": publish.target,
         "passed": lower >= publish.target,
-        "by_view": {name: sum(found) / len(found) for name, found in by_view.items() if found},
+        "by_view": _share_by_view(outcomes),
+        "draw": draw.name,
+        "encoder": name_encoder(step.run),
+        "outcomes": asdict(kept),
     }
 
 
-def _counts(outcome: str) -> bool:
-    return outcome != "missed"
+def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
+    """Of all queries; one that was asked before keeps its outcome unless an index shard made it worse."""
+    commits = step.log.committed()
+    copies: Counter[int] = Counter()
+    others: Counter[int] = Counter()
+    for number in step.shard_ids():
+        for image_id, more_copies, more_others in commits[number].report["before"]:
+            copies[image_id] += more_copies
+            others[image_id] += more_others
+    asked = [
+        Outcome(
+            query.image_id,
+            query.view,
+            "missed" if query.vector is None else judge(copies[query.image_id], others[query.image_id]),
+            query.file,
+        )
+        for query in step.asked
+    ]
+    taken_over = []
+    for one in step.planted.draw.taken_over:
+        now = judge(copies[one.image_id], others[one.image_id])
+        worse = max(one.outcome, now, key=OUTCOMES.index)
+        taken_over.append(Outcome(one.image_id, one.view, worse, one.file))
+    return [*asked, *taken_over]
+
+
+def _share_by_view(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    found: dict[str, list[bool]] = {name: [] for name in VIEWS}
+    for one in outcomes:
+        found[list(VIEWS)[one.view]].append(one.outcome != "missed")
+    return {name: sum(each) / len(each) for name, each in found.items() if each}
 
 
 def wilson_lower(successes: int, trials: int, confidence: float) -> float:

@@ -45,6 +45,16 @@ def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> li
     return sorted(path for path, at in zip(candidates, ages, strict=True) if at <= oldest)
 
 
+def remove_samples(run: RunFolder) -> None:
+    """What the models were learned from: needed no more once a version with them is published.
+
+    Whoever still learns (another driver, or to mend a damaged model) finds them gone and makes them again.
+    """
+    paths = [path for path in run.store.list("samples") if _is_of_sample(path)]
+    if paths and run.models.latest() is not None:
+        remove_files(run, paths)
+
+
 def remove_files(run: RunFolder, paths: Sequence[str]) -> None:
     list(map_in_threads(run.store.delete, paths))
     run.events.write("garbage_removed", files=len(paths))
@@ -60,10 +70,15 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
         for stage, file in commit.files.items():
             named.add(file.path)
             settled[stage].add(commit.shard_id)
+<<<<<<< HEAD
     for number, body in run.plan.all():
         settled[STAGE].add(number)
         settled[SAMPLE_STAGE].add(number)
         named.update(file["path"] for file in (*body["files"], body["sample"]))
+=======
+    for _, body in run.plan.all():
+        named.update(file["path"] for file in (*body["files"], body["sample"], body["queries"]))
+>>>>>>> 6634e79 (The gate asks what is new, outside the training sample, one index shard per worker; samples go once published)
     named.update(_published_files(run))
     return named, settled
 

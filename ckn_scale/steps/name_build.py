@@ -17,7 +17,7 @@ from ckn_scale.steps.plan import Segment, count_shards, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
 
-ENCODED, BUILT, CERTIFIED = "encode_images", "build_index", "certify_index"  # what its steps are called
+ENCODED, BUILT, PLANTED, CERTIFIED = "encode_images", "build_index", "plant_queries", "certify_index"
 _CONTENTS = 10**12  # an index shard's number: its position, then twelve digits of its content's hash
 
 

@@ -11,6 +11,7 @@ from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.describe_patches import DescribePatches
 from ckn_scale.steps.draw_subpatches import DrawSubpatches
 from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.sample_vlads import SampleVlads
 from ckn_scale.steps.search_rates import SearchRates
@@ -55,6 +56,7 @@ ALL_STEPS: tuple[type[Step], ...] = (
     TrainReduction,
     EncodeImages,
     BuildIndex,
+    PlantQueries,
     CertifyIndex,
 )
 STEPS: dict[str, type[Step]] = {kind.name: kind for kind in ALL_STEPS}

@@ -35,7 +35,9 @@ from ckn_scale.storage.sorted_refs import sort_refs
 
 log = logging.getLogger(__name__)
 
-STAGE, SAMPLE_STAGE = "images", "samples/images"
+STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/images"
+QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
+QUERY_SPARE = 2  # times as many as are asked, for those that are replaced later
 SHARDS_PER_FILE = 256
 MAX_RACES = 20  # lost one after the other: something else is wrong then
 SOURCES_SHOWN = 3
@@ -64,6 +66,7 @@ class Segment:
     images_per_shard: int
     files: tuple[DataFile, ...]
     sample: DataFile
+    queries: DataFile  # images outside the sample to ask for when a version is certified
     source: dict[str, Any]
     replaced: tuple[int, ...]  # ids of earlier segments whose content changed
     columns: dict[str, str]  # kept columns of the run as of this segment, with their types
@@ -82,6 +85,7 @@ class Segment:
             images_per_shard=body["images_per_shard"],
             files=tuple(DataFile(**file) for file in body["files"]),
             sample=DataFile(**body["sample"]),
+            queries=DataFile(**body["queries"]),
             source=body["source"],
             replaced=tuple(body["replaced"]),
             columns=dict(body["columns"]),
@@ -347,7 +351,8 @@ def _write_segment(
     """Freeze a list of images as the next segment; False when another process was first."""
     number, attempt = len(before) + 1, new_attempt()
     first_id = before[-1].first_id + before[-1].num_images if before else 0
-    draw = SampleDraw(settings.sample.seed, settings.sample.num_images)
+    queries = SampleDraw(QUERY_SEED, QUERY_SPARE * settings.publish.num_queries)
+    draw = SampleDraw(settings.sample.seed, settings.sample.num_images, queries)
     files: list[DataFile] = []
     next_id, images_per_shard = first_id, settings.plan.images_per_shard
     for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
@@ -367,6 +372,7 @@ def _write_segment(
         "images_per_shard": images_per_shard,
         "files": [asdict(file) for file in files],
         "sample": asdict(sample),
+        "queries": asdict(write_table(run, QUERY_STAGE, number, attempt, queries.table())),
         "replaced": list(replaced),
         "columns": list(columns.items()),
     }
@@ -377,23 +383,30 @@ def _write_segment(
 
 
 class SampleDraw:
-    """Keeps the k images of smallest hash while the plan streams by."""
+    """Keeps the k images of smallest hash while the plan streams by; the others go on to `rest`."""
 
-    def __init__(self, seed: int, count: int) -> None:
-        self.seed, self.count = seed, count
+    def __init__(self, seed: int, count: int, rest: SampleDraw | None = None) -> None:
+        self.seed, self.count, self.rest = seed, count, rest
         self._heap: list[tuple[int, int, tuple[Any, ...]]] = []  # negated, so the largest hash is on top
 
     def add(self, table: pa.Table) -> None:
         for row in zip(*(table.column(name).to_pylist() for name in PLANNED_IMAGES.names), strict=True):
-            entry = (-hash_uri(self.seed, row[1]), -row[0], row)
-            if len(self._heap) < self.count:
-                heapq.heappush(self._heap, entry)
-            elif entry > self._heap[0]:
-                heapq.heapreplace(self._heap, entry)
+            self._add_row(row)
+
+    def _add_row(self, row: tuple[Any, ...]) -> None:
+        entry = (-hash_uri(self.seed, row[1]), -row[0], row)
+        if len(self._heap) < self.count:
+            heapq.heappush(self._heap, entry)
+            return
+        dropped = heapq.heappushpop(self._heap, entry)
+        if self.rest is not None:
+            self.rest._add_row(dropped[2])
 
     def table(self) -> pa.Table:
         rows = sorted(row for _, _, row in self._heap)
-        return pa.table(list(zip(*rows, strict=True)), schema=PLANNED_IMAGES)
+        return pa.Table.from_pylist(
+            [dict(zip(PLANNED_IMAGES.names, row, strict=True)) for row in rows], schema=PLANNED_IMAGES
+        )
 
 
 def hash_uri(seed: int, uri: str) -> int:

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import DataDamaged
-from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, name_shards, number_index_shards
+from ckn_scale.steps.draw_queries import draw_queries
+from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
 from ckn_scale.steps.plan import PlanReader, Segment, count_shards, read_segments, read_whole_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
@@ -90,11 +91,18 @@ def _list_steps(
         return
     numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILT).committed()
     yield _summarise_step(BUILT, [built[one] for one in numbers if one in built], len(numbers))
-    publish = parse_settings(run.settings).publish
-    queries = min(publish.num_queries, segments[0].sample.rows)
-    label = f"{CERTIFIED}-{name_shards(numbers)}"
-    asked = run.commits(label).committed().values()
-    yield _summarise_step(label, asked, -(-queries // publish.queries_per_shard))
+    draw = _name_draw(run, segments, name_shards(numbers))
+    for kind in (PLANTED, CERTIFIED):
+        done = run.commits(f"{kind}-{draw}").committed()
+        yield _summarise_step(f"{kind}-{draw}", done.values(), len(done))
+
+
+def _name_draw(run: RunFolder, segments: Sequence[Segment], build: str) -> str:
+    """Of the queries that the current version was asked, or that the next one will be."""
+    latest = run.versions.latest()
+    if latest is not None and latest[1]["build"] == build:
+        return latest[1]["certificate"]["draw"]
+    return draw_queries(run, segments, latest and latest[1]).name
 
 
 def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +116,7 @@ def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
 
 def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
     """What learning the models took, in the order it was begun; nothing where they were taken over."""
-    labels = [label for label in run.logs() if not label.startswith((ENCODED, BUILT, CERTIFIED))]
+    labels = [label for label in run.logs() if not label.startswith((ENCODED, BUILT, PLANTED, CERTIFIED))]
     commits = {label: list(run.commits(label).committed().values()) for label in labels}
     for label in sorted(labels, key=lambda one: min((c.started_at for c in commits[one]), default=0)):
         yield _summarise_step(label, commits[label], len(commits[label]))

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from ckn_scale.steps.certify_index import copy_level, judge_hits, wilson_lower
+from ckn_scale.search.shard import Hit
+from ckn_scale.steps.certify_index import Query, copy_level, judge, wilson_lower
+from ckn_scale.storage.shards import DataFile
 
 
 def test_wilson_lower_has_the_known_values():
@@ -21,19 +23,24 @@ def test_wilson_lower_rises_with_evidence_and_stays_below_the_share():
 
 
 @pytest.mark.parametrize(
-    ("hits", "outcome"),
+    ("copies", "others", "outcome"),
     [
-        ([7, 1, 2], "first"),
-        ([3, 7, 1], "behind copies"),
-        ([3, 4, 7], "behind copies"),
-        ([3, 1, 7], "missed"),
-        ([1, 7], "missed"),
-        ([3, 4], "missed"),
-        ([], "missed"),
+        (0, 0, "first"),
+        (1, 0, "behind copies"),
+        (99, 0, "behind copies"),
+        (100, 0, "missed"),
+        (0, 1, "missed"),
+        (3, 1, "missed"),
     ],
 )
-def test_only_copies_may_stand_before_the_planted_image(hits, outcome):
-    assert judge_hits(7, hits, {3, 4}.__contains__) == outcome
+def test_only_copies_may_stand_before_the_planted_image(copies, others, outcome):
+    assert judge(copies, others) == outcome
+
+
+def test_what_stands_before_an_original_has_a_larger_score_or_at_a_tie_a_smaller_id():
+    query = Query(7, 0, 0.5, np.ones(2), np.ones(2), DataFile("", "", 1, 1))
+    hits = [Hit(9, "", 0.6), Hit(3, "", 0.5), Hit(7, "", 0.5), Hit(8, "", 0.5), Hit(1, "", 0.4)]
+    assert [hit.image_id for hit in hits if query.stands_behind(hit)] == [9, 3]
 
 
 def test_copies_stand_out_of_the_collection_at_large():

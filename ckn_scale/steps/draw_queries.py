@@ -1,0 +1,150 @@
+"""Draw: which images a version is asked for before it is published.
+
+The first version is asked for images of all segments, outside the training sample where there are
+enough. A later one mostly for what is new: outcomes of images that were asked before are taken over
+from the current version's certificate, as long as image and encoder are the same. The draw is a file
+named by its content, so that all workers ask the same and a rerun finds what is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckn_scale.config import parse_settings
+from ckn_scale.errors import DataDamaged
+from ckn_scale.steps.name_build import ENCODED
+from ckn_scale.steps.plan import (
+    QUERY_SEED,
+    PlannedImage,
+    Segment,
+    hash_uri,
+    iter_images,
+    list_replaced,
+    read_sample,
+)
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import DataFile, read_data, read_table, write_data
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one planted query, and the file that its vectors lie in."""
+
+    image_id: int
+    view: int
+    outcome: str
+    file: DataFile
+
+
+@dataclass(frozen=True)
+class Draw:
+    asked: tuple[PlannedImage, ...]
+    new: int  # of those asked, how many the current version does not hold
+    in_sample: int  # of those asked, how many the models were trained on
+    taken_over: tuple[Outcome, ...]
+    known_shards: tuple[int, ...]  # index shards that the taken-over queries have seen
+
+    @property
+    def data(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @property
+    def name(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()[:16]
+
+    def view(self, position: int, num_views: int) -> int:
+        """The view that the query at a position of `asked` shows: all views equally often."""
+        return (len(self.taken_over) + position) % num_views
+
+
+def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Mapping[str, Any] | None) -> Draw:
+    """What a version over these segments is asked, after `current`, the version record that stands."""
+    count = parse_settings(run.settings).publish.num_queries
+    replaced = set(list_replaced(segments).tolist())
+    certificate = current["certificate"] if current is not None else {}
+    held, known_shards = _read_outcomes(run, certificate)
+    held = [one for one in held if one.image_id not in replaced]
+    if current is None or not held:
+        apart, trained = _list_candidates(run, segments, replaced)
+        asked = (apart + trained)[:count]
+        in_sample = max(0, len(asked) - len(apart))
+        return Draw(tuple(asked), len(asked), in_sample, (), ())
+    new = [segment for segment in segments if segment.number > current["segments"]]
+    # At most half of the queries are new ones, so that a version is still judged as a whole.
+    apart, _ = _list_candidates(run, new, replaced)
+    asked = apart[: max(count // 2, count - len(held))]
+    return Draw(tuple(asked), len(asked), 0, tuple(held[: count - len(asked)]), tuple(known_shards))
+
+
+def write_draw(run: RunFolder, draw: Draw) -> str:
+    """The name that `read_draw` takes."""
+    run.store.create(_path(draw.name), draw.data)
+    return draw.name
+
+
+def read_draw(run: RunFolder, name: str) -> Draw:
+    data = run.store.read(_path(name))
+    if hashlib.sha256(data).hexdigest()[:16] != name:
+        raise DataDamaged(
+            f"{run.store.address(_path(name))} is damaged: it does not have the content it is named by"
+        )
+    body = json.loads(data)
+    asked = tuple(PlannedImage(**one) for one in body.pop("asked"))
+    taken_over = tuple(_as_outcome(one) for one in body.pop("taken_over"))
+    known_shards = tuple(body.pop("known_shards"))
+    return Draw(asked=asked, taken_over=taken_over, known_shards=known_shards, **body)
+
+
+def write_outcomes(run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]) -> DataFile:
+    """What the next version takes over: every query's outcome, and the index shards it was asked of."""
+    rows = [asdict(one) for one in outcomes]
+    data = json.dumps({"outcomes": rows, "index_shards": list(shards)}, sort_keys=True).encode()
+    return write_data(run.store, f"queries/{name}-outcomes-{new_attempt()}.json", data, len(rows))
+
+
+def name_encoder(run: RunFolder) -> str:
+    """What made the vectors: outcomes of another encoder say nothing."""
+    commit = run.commits(ENCODED).get(0)
+    return "" if commit is None else commit.fingerprint
+
+
+def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], list[int]]:
+    """The outcomes that can be taken over, none when they are damaged: then all is asked anew."""
+    if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
+        return [], []
+    try:
+        body = json.loads(read_data(run.store, DataFile(**certificate["outcomes"])))
+    except DataDamaged:
+        return [], []
+    return [_as_outcome(one) for one in body["outcomes"]], body["index_shards"]
+
+
+def _list_candidates(
+    run: RunFolder, segments: Sequence[Segment], replaced: set[int]
+) -> tuple[list[PlannedImage], list[PlannedImage]]:
+    """Images to ask for, by hash: those the models were not trained on, and those they were."""
+    adopted = "taken_from" in (run.models.latest() or (0, {}))[1]
+    apart: list[PlannedImage] = []
+    trained: list[PlannedImage] = []
+    for segment in segments:
+        apart += iter_images(read_table(run.store, segment.queries))
+        (trained if segment.number == 1 and not adopted else apart).extend(read_sample(run, [segment]))
+    return _by_hash(apart, replaced), _by_hash(trained, replaced)
+
+
+def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[PlannedImage]:
+    standing = (image for image in images if image.image_id not in replaced)
+    return sorted(standing, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
+
+
+def _as_outcome(body: Mapping[str, Any]) -> Outcome:
+    return Outcome(**{**body, "file": DataFile(**body["file"])})
+
+
+def _path(name: str) -> str:
+    return f"queries/{name}.json"

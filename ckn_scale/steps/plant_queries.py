@@ -1,0 +1,92 @@
+"""Plant: a rendered view of each drawn image becomes a query vector, beside the vector of its original.
+
+A planted query is itself not indexed. A worker opens the index shards that hold its originals, no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.images import decode_image
+from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
+from ckn_scale.errors import ImageRejected
+from ckn_scale.schemas import planted_queries
+from ckn_scale.search.engine import load_encoder
+from ckn_scale.search.shard import ShardGroup
+from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.build_index import BuildIndex
+from ckn_scale.steps.draw_queries import Draw, read_draw
+from ckn_scale.steps.name_build import PLANTED
+from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.storage.index_files import IndexManifest, read_manifest
+
+HITS_LOOKED_AT = 100
+JPEG_QUALITY = 85
+
+
+class PlantQueries(Step):
+    """`params`: draw, manifest (path), manifest_sha256."""
+
+    name = PLANTED
+    sections = (*BuildIndex.sections, "publish")
+    label_params = ("draw",)
+
+    @cached_property
+    def draw(self) -> Draw:
+        return read_draw(self.run, self.params["draw"])
+
+    @cached_property
+    def manifest(self) -> IndexManifest:
+        return read_manifest(self.run.store, self.params["manifest"], self.params["manifest_sha256"])
+
+    @cached_property
+    def encoder(self) -> ImageEncoder:
+        return load_encoder(self.run.store, self.manifest)
+
+    @property
+    def stage(self) -> str:
+        return f"queries/{self.params['draw']}"
+
+    def shard_ids(self) -> Sequence[int]:
+        return range(-(-len(self.draw.asked) // self.settings.publish.queries_per_shard))
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        size = self.settings.publish.queries_per_shard
+        asked = self.draw.asked[shard_id * size : (shard_id + 1) * size]
+        held = [
+            shard.shard
+            for shard in self.manifest.shards
+            if any(shard.first_id <= image.image_id <= shard.last_id for image in asked)
+        ]
+        group = ShardGroup(self.run.store, self.manifest, held)
+        decode = partial(decode_image, spec=self.settings.images)
+        decoded = prepare_images(asked, decode, worker, self.settings.encode.image_deadline_s)
+        rows = []
+        for position, (image, pixels) in enumerate(decoded, start=shard_id * size):
+            original = group.vector(image.image_id)
+            if original is None or isinstance(pixels, ImageRejected):
+                continue  # not in the index, or gone since: it cannot be asked for
+            view = self.draw.view(position, len(VIEWS))
+            rows.append(self._plant(image.image_id, view, pixels, original, group))
+        table = pa.Table.from_pylist(rows, schema=planted_queries(self.manifest.dim))
+        return ShardResult(tables={self.stage: table})
+
+    def _plant(
+        self, image_id: int, view: int, pixels: np.ndarray, original: np.ndarray, group: ShardGroup
+    ) -> dict[str, Any]:
+        """A row of the table; without a vector when the view shows nothing, or its original is far behind."""
+        row = {"image_id": image_id, "view": view, "original": original.astype("<f4").tobytes()}
+        rendered = render_view(pixels, list(VIEWS)[view], seed=image_id)
+        try:
+            vector = self.encoder.encode_bytes(encode_jpeg(rendered, JPEG_QUALITY)).vector
+        except ImageRejected:
+            return row
+        hits = group.search(vector[None], HITS_LOOKED_AT)[0]
+        score = next((hit.score for hit in hits if hit.image_id == image_id), None)
+        return row if score is None else {**row, "score": score, "vector": vector.astype("<f4").tobytes()}
