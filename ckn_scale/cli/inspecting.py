@@ -47,7 +47,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
     print(
         f"version {summary['version']}: {certificate['first']} of {certificate['queries']} planted queries "
         f"came back first{f', {behind} of them behind copies only' if behind else ''} "
-        f"(at least {certificate['lower']:.3f}, target {certificate['target']:g})"
+        f"(at least {certificate['lower']:.3f}, target {certificate['target']:g}); "
+        f"{certificate['asked']} asked for this version, {certificate['taken_over']} taken over"
     )
 
 
