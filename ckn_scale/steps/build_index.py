@@ -50,7 +50,7 @@ class BuildIndex(Step):
 
     name = BUILT
     sections = (*EncodeImages.sections, "index")
-    version = 3
+    version = 2
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -113,11 +113,9 @@ class BuildIndex(Step):
         return ids, rows.column("uri"), jpegs, kept
 
 
-def make_index(vectors: pa.Table) -> StoredIndex:
+def make_index(vectors: pa.Table) -> VectorIndex:
     """The index of the rows of a vectors table, all of them `ok`."""
-    facts = vectors.schema.metadata
-    codec = make_codec(facts[b"encoding"].decode(), int(facts[b"dim"]))
-    return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
+    return build_exact(read_vectors(vectors).astype(np.float32), vectors.column("image_id").to_numpy())
 
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:

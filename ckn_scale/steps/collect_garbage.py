@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ckn_scale.errors import DataDamaged, InputError
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.plan import SAMPLE_STAGE, STAGE
+from ckn_scale.steps.plan import QUERY_STAGE, SAMPLE_STAGE, STAGE
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
@@ -70,15 +70,10 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
         for stage, file in commit.files.items():
             named.add(file.path)
             settled[stage].add(commit.shard_id)
-<<<<<<< HEAD
     for number, body in run.plan.all():
-        settled[STAGE].add(number)
-        settled[SAMPLE_STAGE].add(number)
-        named.update(file["path"] for file in (*body["files"], body["sample"]))
-=======
-    for _, body in run.plan.all():
+        for stage in (STAGE, SAMPLE_STAGE, QUERY_STAGE):
+            settled[stage].add(number)
         named.update(file["path"] for file in (*body["files"], body["sample"], body["queries"]))
->>>>>>> 6634e79 (The gate asks what is new, outside the training sample, one index shard per worker; samples go once published)
     named.update(_published_files(run))
     return named, settled
 
