@@ -50,7 +50,7 @@ class BuildIndex(Step):
 
     name = BUILT
     sections = (*EncodeImages.sections, "index")
-    version = 2
+    version = 3
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -113,9 +113,11 @@ class BuildIndex(Step):
         return ids, rows.column("uri"), jpegs, kept
 
 
-def make_index(vectors: pa.Table) -> VectorIndex:
+def make_index(vectors: pa.Table) -> StoredIndex:
     """The index of the rows of a vectors table, all of them `ok`."""
-    return build_exact(read_vectors(vectors).astype(np.float32), vectors.column("image_id").to_numpy())
+    facts = vectors.schema.metadata
+    codec = make_codec(facts[b"encoding"].decode(), int(facts[b"dim"]))
+    return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
 
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
