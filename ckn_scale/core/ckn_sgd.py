@@ -25,7 +25,8 @@ Watcher = Callable[[int, float, Tensor], None]  # iterations done, relative erro
 
 _MAX_EXPONENT = 30.0  # larger ones only occur on the way to infinity
 _DIVERGED = 4.0  # times the best error so far
-_DEAD = 1e-3  # an error this near 1, that of predicting zero: all filters have died
+_NEAR_ONE = 1e-3  # of the error 1, that of predicting zero
+_DEAD = 0.01  # share of the targets' energy below which predictions are zero: the filters have died
 _COLLAPSED = 0.98  # the same, when it was once well below 1
 _VALIDATION_SEED = 1  # apart from the training pairs
 
@@ -120,11 +121,23 @@ def measure_error(problem: PairProblem, filters: Tensor) -> float:
     return float((predicted - problem.validation_targets).square().mean() / problem.scale)
 
 
-def is_sound(error: float, best: float) -> bool:
-    """Whether a run that once had the error `best` neither diverged nor collapsed."""
-    diverged = not error <= _DIVERGED * max(best, 0.01)
-    collapsed = abs(error - 1) < _DEAD or (error > _COLLAPSED and best < 0.9)
-    return math.isfinite(error) and not diverged and not collapsed
+def is_sound(problem: PairProblem, filters: Tensor, error: float, best: float) -> bool:
+    """Whether filters with `error`, and `best` once, neither diverged nor collapsed.
+
+    Dead filters predict zero, which is an error of 1; but so is predicting twice the target, which a
+    sound run passes on its way. So the predictions themselves are looked at.
+    """
+    if not math.isfinite(error) or error > _DIVERGED * max(best, 0.01):
+        return False
+    if error > _COLLAPSED and best < 0.9:
+        return False
+    return abs(error - 1) >= _NEAR_ONE or measure_energy(problem, filters) >= _DEAD
+
+
+def measure_energy(problem: PairProblem, filters: Tensor) -> float:
+    """mean s² / mean t² on the validation pairs."""
+    predicted = _exponentiate(problem.validation_sums, filters).sum(dim=1)
+    return float(predicted.square().mean() / problem.scale)
 
 
 def try_rate(problem: PairProblem, filters: Tensor, rate: float, spec: CknTrainingSpec) -> float:
@@ -134,10 +147,10 @@ def try_rate(problem: PairProblem, filters: Tensor, rate: float, spec: CknTraini
     best = max(1.0, measure_error(problem, filters))
     for step in range(spec.sgd_validate_every):
         filters = take_step(problem, filters, next(pairs), rate)
-        if step % 100 == 99 and not is_sound(measure_error(problem, filters), best):
+        if step % 100 == 99 and not is_sound(problem, filters, measure_error(problem, filters), best):
             return math.inf
     error = measure_error(problem, filters)
-    return error if is_sound(error, best) else math.inf
+    return error if is_sound(problem, filters, error, best) else math.inf
 
 
 def choose_rate(rates: list[float], errors: list[float]) -> float:
@@ -166,7 +179,7 @@ def descend(
         for _ in range(count):
             filters = take_step(problem, filters, next(pairs), current)
         error = measure_error(problem, filters)
-        if not is_sound(error, best):
+        if not is_sound(problem, filters, error, best):
             logger.warning("error %.3g after %d steps: back, at half the rate", error, done + count)
             filters, rate = kept, rate / 2
             continue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.specs import KeypointSpec
 
+MAX_POINTS = 25_000  # a patch has 7.8 KB: 195 MB of them; the default grid of a full image has 23,643
 FIRST_SCALE_PX = 51 / 24  # a patch of 51 pixels and region 12 shows the finest image pixel by pixel
 
 
@@ -15,15 +18,22 @@ def detect_dense(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
 
     A grid whose step is fixed in the shrunken image has the step `dense_step_px` · √2^k in this one.
     All points are returned whatever `max_keypoints` says, because a grid has no strength to choose
-    by; the finest come first.
+    by; the finest come first. A step so small that there would be more than MAX_POINTS is widened.
     """
     steps = [2.0 ** (k / 2) for k in range(spec.dense_num_scales)]
-    grids = [_make_grid(luma.shape[:2], spec.dense_step_px * step) for step in steps]
+    first_step_px = float(spec.dense_step_px)
+    while _count_points(luma.shape[:2], first_step_px, steps) > MAX_POINTS:
+        first_step_px *= 1.05
+    grids = [_make_grid(luma.shape[:2], first_step_px * step) for step in steps]
     scales = np.repeat(FIRST_SCALE_PX * np.array(steps), [len(grid) for grid in grids])
     frames = np.zeros((len(scales), 2, 3), np.float32)
     frames[:, 0, 0] = frames[:, 1, 1] = scales
     frames[:, :, 2] = np.concatenate(grids)
     return Keypoints(frames, np.ones(len(frames), np.float32))
+
+
+def _count_points(shape: tuple[int, int], first_step_px: float, steps: list[float]) -> int:
+    return sum(math.prod(int(length // (first_step_px * step)) for length in shape) for step in steps)
 
 
 def _make_grid(shape: tuple[int, int], step_px: float) -> np.ndarray:

@@ -36,10 +36,27 @@ def _sum_clusters(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Te
         block = points[start : start + _BLOCK_ROWS]
         best = (block @ centroids.T).max(dim=1)
         fits[start : start + _BLOCK_ROWS] = best.values
-        sums.index_add_(0, best.indices, block)
+        add_to_clusters(sums, best.indices, block)
         counts += torch.bincount(best.indices, minlength=len(centroids))
     worst = torch.topk(fits, min(len(centroids), len(points)), largest=False).indices
     return sums, counts, worst
+
+
+def add_to_clusters(sums: Tensor, clusters: Tensor, rows: Tensor) -> None:
+    """Add each row to the sum of its cluster, in an order that is the same each time.
+
+    On a CPU `index_add_` goes through the rows in order. On CUDA it adds by atomics in whatever order
+    threads arrive, so equal runs would differ in the last bits: there a product with one-hot rows is used.
+    """
+    if sums.is_cuda:
+        add_by_product(sums, clusters, rows)
+    else:
+        sums.index_add_(0, clusters, rows)
+
+
+def add_by_product(sums: Tensor, clusters: Tensor, rows: Tensor) -> None:
+    chosen = torch.nn.functional.one_hot(clusters, len(sums)).to(rows.dtype)
+    sums.addmm_(chosen.T, rows)
 
 
 def kernel(similarity: Tensor, alpha: float) -> Tensor:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+MAX_WORDS = 65_536  # the words of descriptors are stored as uint16
 CLOSED: dict[str, Any] = {"extra": "forbid"}  # read by pydantic: a misspelt key is an error
 
 
@@ -182,6 +183,8 @@ class VladSpec:
 
     def __post_init__(self) -> None:
         _at_least(self, num_words=1, num_descriptors=2, kmeans_iterations=1)
+        if self.num_words > MAX_WORDS:
+            raise ValueError(f"num_words must be ≤ {MAX_WORDS}, got {self.num_words}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ckn_scale.core.ckn_sgd import (
     fit_sgd,
     is_sound,
     kernel_of_sums,
+    measure_energy,
     measure_error,
     pose_problem,
     precondition,
@@ -117,11 +118,32 @@ def test_try_rate_is_infinite_when_it_diverges(problem):
         (math.inf, 1.0, False),
         (0.99, 0.5, False),
         (0.99, 1.0, True),
-        (0.9995, 1.0, False),
     ],
 )
-def test_is_sound(error, best, expected):
-    assert is_sound(error, best) is expected
+def test_is_sound(problem, error, best, expected):
+    assert is_sound(problem, draw_filters(problem, 32, seed=0), error, best) is expected
+
+
+def test_dead_filters_are_told_from_an_error_that_happens_to_be_one(problem):
+    """Predicting zero is an error of 1; so is predicting far too much, on the way down."""
+    start = draw_filters(problem, 32, seed=0)
+    low, high = -0.7, 10.0  # of all biases: less than the target, far too much
+    assert measure_error(problem, shifted(start, low)) < 1 < measure_error(problem, shifted(start, high))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if measure_error(problem, shifted(start, middle)) < 1 else (low, middle)
+    alive, dead = shifted(start, low), shifted(start, -20.0)
+    assert measure_energy(problem, alive) > 0.5
+    for filters, expected in ((alive, True), (dead, False)):
+        error = measure_error(problem, filters)
+        assert error == pytest.approx(1, abs=1e-3)
+        assert is_sound(problem, filters, error, 1.0) is expected
+
+
+def shifted(filters: torch.Tensor, shift: float) -> torch.Tensor:
+    moved = filters.clone()
+    moved[:, -1] += shift
+    return moved
 
 
 def test_choose_rate_takes_the_lowest_error():

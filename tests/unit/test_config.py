@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckn_scale.config import list_presets, load_settings, parse_resources, parse_settings
+from ckn_scale.core.specs import VladSpec
 from ckn_scale.errors import SettingsError
 
 
@@ -61,3 +62,10 @@ def test_parse_resources_refuses_what_it_does_not_know():
         parse_resources({"ray": "ray://somewhere"})
     with pytest.raises(SettingsError, match="workers"):
         parse_resources({"workers": -1})
+
+
+def test_words_that_do_not_fit_their_stored_form_are_refused():
+    """They are stored as uint16: word 65,536 would come back as word 0."""
+    assert VladSpec(num_words=65_536).num_words == 65_536
+    with pytest.raises(ValueError, match="num_words must be ≤ 65536, got 65537"):
+        VladSpec(num_words=65_537)

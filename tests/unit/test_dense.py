@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.dense import FIRST_SCALE_PX, detect_dense
+from ckn_scale.core.dense import FIRST_SCALE_PX, MAX_POINTS, detect_dense
 from ckn_scale.core.specs import KeypointSpec
 
 
@@ -43,3 +43,12 @@ def test_detect_dense_ignores_the_pixels() -> None:
 def test_detect_dense_of_images_below_the_step_is_empty(shape: tuple[int, int]) -> None:
     keypoints = detect_dense(np.zeros(shape, np.uint8), KeypointSpec())
     assert keypoints.frames.shape == (0, 2, 3)
+
+
+def test_detect_dense_is_bounded_however_small_the_step() -> None:
+    """A step of 1 px would be 1.5 million points, 12 GB of patches; the default grid is left alone."""
+    image = np.zeros((768, 1024), np.uint8)
+    assert len(detect_dense(image, KeypointSpec(detector="dense")).frames) == 23_643
+    few = detect_dense(image, KeypointSpec(detector="dense", dense_step_px=1))
+    assert 0.8 * MAX_POINTS < len(few.frames) <= MAX_POINTS
+    assert len(np.unique(few.scales_px.round(3))) == 5

@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from ckn_scale.core.nystrom import cluster_on_sphere, fit_nystrom, inverse_root, kernel
+from ckn_scale.core.nystrom import (
+    add_by_product,
+    add_to_clusters,
+    cluster_on_sphere,
+    fit_nystrom,
+    inverse_root,
+    kernel,
+)
 
 
 def unit_rows(count, dim, seed=0):
@@ -55,3 +62,14 @@ def test_fit_nystrom_is_exact_on_its_own_centroids():
     features = np.exp(rows.numpy() @ weights.T + bias) @ factor.T
     expected = kernel(rows @ rows.T, 0.7).numpy()
     np.testing.assert_allclose(features @ features.T, expected, atol=1e-3)
+
+
+def test_add_by_product_is_the_sum_of_each_cluster():
+    """What CUDA uses; on a CPU `index_add_` has a fixed order already."""
+    generator = torch.Generator().manual_seed(0)
+    rows, clusters = torch.randn(500, 7, generator=generator), torch.randint(9, (500,), generator=generator)
+    added, expected = torch.ones(9, 7), torch.ones(9, 7)
+    add_by_product(added, clusters, rows)
+    add_to_clusters(expected, clusters, rows)
+    torch.testing.assert_close(added, expected)
+    torch.testing.assert_close(expected[3], 1 + rows[clusters == 3].sum(dim=0))

@@ -47,3 +47,12 @@ def test_encode_jpeg_comes_back_alike():
 def test_decode_jpeg_refuses_other_bytes():
     with pytest.raises(ValueError, match="not a JPEG"):
         decode_jpeg(b"nothing")
+
+
+@pytest.mark.parametrize("shape", [(100, 100), (80, 120), (120, 80), (60, 240)])
+def test_turned_view_shows_no_border(shape):
+    """The outermost pixels are black: behind them a view would show nothing but black."""
+    image = np.full((*shape, 3), 200, np.uint8)
+    image[0], image[-1], image[:, 0], image[:, -1] = 0, 0, 0, 0
+    for seed in range(60):
+        assert render_view(image, "turn", seed).min() > 0, seed
