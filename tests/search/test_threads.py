@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -40,14 +41,20 @@ def test_compute_threads_end_with_their_scope(three_threads):
     assert threads_now() == (3, 3, 3)
 
 
-def test_threads_that_compute_at_once_leave_the_process_as_it_was(three_threads):
-    def compute(count: int) -> tuple[int, int, int]:
-        with compute_threads(count):
+def test_one_thread_is_inside_at_a_time_so_that_the_process_ends_as_it_was(three_threads):
+    entered = threading.Event()
+
+    def compute() -> tuple[int, int, int]:
+        with compute_threads(2):
+            entered.set()
             return threads_now()
 
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(compute, [1, 2] * 50)) == [(1, 1, 1), (2, 2, 2)] * 50
-    assert cv2.getNumThreads() == 3
+    with ThreadPoolExecutor(1) as pool:
+        with compute_threads(1):
+            other = pool.submit(compute)
+            assert not entered.wait(0.2), "it would take 1 for what the process had"
+        assert other.result(30) == (2, 2, 2)
+    assert threads_now() == (3, 3, 3)
 
 
 def test_an_index_computes_with_the_threads_of_its_run_and_gives_them_back(three_threads, photos, reference):
