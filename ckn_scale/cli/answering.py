@@ -14,7 +14,7 @@ from ckn_scale.errors import ImageRejected, InputError
 if TYPE_CHECKING:
     from ckn_scale.search.engine import Index
 
-Port = Annotated[int, typer.Option(min=1, max=65535)]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Where HTTP is answered.")]
 
 
 def search(
@@ -86,7 +86,9 @@ def serve(
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where it works; made anew.")] = Path("demo-out"),
+    folder: Annotated[
+        Path, typer.Option(help="Where it works; what an earlier demo left there is removed.")
+    ] = Path("demo-out"),
     port: Port = 8000,
     once: Annotated[bool, typer.Option("--once", help="End by itself after the queries.")] = False,
 ) -> None:

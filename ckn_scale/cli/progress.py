@@ -75,7 +75,7 @@ def title_of(label: str) -> str:
 
 
 def format_progress(progress: Progress, left_s: float | None) -> str:
-    """`encode_images    96/320 images  12/40 shards  13.1/s  about 18 s left`."""
+    """`encode_images    96/320 images  12/40 shards  about 18 s left`."""
     line = f"{title_of(progress.step):<27}"
     if progress.total_images:
         line += (

@@ -35,8 +35,8 @@ def test_remaining_time_counts_shards_where_there_are_no_images():
 
 
 def test_format_progress_counts_images_first():
-    line = format_progress(encode(96, 9.0, done=1), 18.2)
-    assert line.split() == ["encode_images", "96/64", "images", "1/4", "shards", "about", "18", "s", "left"]
+    line = format_progress(encode(48, 9.0, done=1), 18.2)
+    assert line.split() == ["encode_images", "48/64", "images", "1/4", "shards", "about", "18", "s", "left"]
     ended = format_progress(Progress("build_index-0123456789abcdef", 3, 3, 0, 0, 1.5), None)
     assert ended.split() == ["build_index", "3/3", "shards", "1.5", "s"]
 
