@@ -24,6 +24,7 @@ MAX_UPSCALE = 4.0
 MAX_SIDE_PX = 32_000  # OpenCV's warps address pixels with 16-bit integers
 THUMBNAIL_QUALITY = 85
 BAND_PIXELS = 1 << 20  # converted at a time: what a conversion needs besides is small
+BAND_BYTES_PER_PIXEL = 32  # of the one band that is being converted
 # At the peak of decoding, measured: Pillow's copy and ours; some decoders hold more of their own.
 BYTES_PER_PIXEL = {"1": 4, "L": 4, "P": 4, "I;16": 5, "RGB": 7}
 DECODER_BYTES_PER_PIXEL = {"WEBP": 16, "AVIF": 10, "HEIF": 16}
@@ -65,7 +66,8 @@ def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
                 coefficients = 2 * len(file.getbands()) * pixels if file.info.get("progressive") else 0
                 return coefficients + BYTES_PER_PIXEL["RGB"] * min(pixels, 4 * spec.max_pixels)
             per_pixel = DECODER_BYTES_PER_PIXEL.get(file.format or "", 0)
-            return pixels * max(per_pixel, BYTES_PER_PIXEL.get(file.mode, BYTES_PER_PIXEL["RGB"]))
+            per_pixel = max(per_pixel, BYTES_PER_PIXEL.get(file.mode, BYTES_PER_PIXEL["RGB"]))
+            return per_pixel * pixels + BAND_BYTES_PER_PIXEL * min(pixels, BAND_PIXELS)
     except Exception:  # decoding will say what is wrong
         return 0
 

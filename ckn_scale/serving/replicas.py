@@ -10,11 +10,14 @@ import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckn_scale.core.front import Front, PreparedImage
 from ckn_scale.errors import ImageRejected
+from ckn_scale.killable import KillableChild, prepare_killably
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.resident import ResidentVersions
@@ -52,12 +55,30 @@ class EncoderReplica:
         set_compute_threads(settings.encoder_threads)
         # One thread computes: torch's own threads share the cores, and a second query waits its turn.
         self._pool = ThreadPoolExecutor(1, "encode")
+        # Files of strangers are decoded where a hostile one can be killed, while others go on beside it.
+        self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
+        self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
+        for _ in range(settings.query_processes):
+            self._children.put(KillableChild(Front.prepare))
         self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
         self._encoders.load_now(latest_version_number(self._run))
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        encoder = self._encoders.get(version).encoder
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _encode, encoder, data, box)
+        encoder, loop = self._encoders.get(version).encoder, asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.front, data, box)
+        if isinstance(prepared, ImageRejected):
+            return Rejected(prepared.state, prepared.reason)
+        return Encoded(
+            (await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared]))[0].vector
+        )
+
+    def _prepare(self, front: Front, data: bytes, box: Box | None) -> PreparedImage | ImageRejected:
+        """In one of the children, whose process is ended when the query takes too long."""
+        child = self._children.get()
+        try:
+            return prepare_killably(child, front, data, box, deadline_s=self._settings.query_timeout_s)
+        finally:
+            self._children.put(child)
 
     async def prepare(self, version: int) -> Readiness:
         return Readiness(self._name, self._encoders.prepare(version))
@@ -114,10 +135,3 @@ def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVer
         rows[owner[shard.shard]] += shard.rows
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
     return ServedVersion(version, tuple(rows), tuple(sorted(ranges)))
-
-
-def _encode(encoder: ImageEncoder, data: bytes, box: Box | None) -> Encoded | Rejected:
-    try:
-        return Encoded(encoder.encode_bytes(data, box).vector)
-    except ImageRejected as error:
-        return Rejected(error.state, error.reason)

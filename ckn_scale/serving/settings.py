@@ -22,6 +22,7 @@ class ServeSettings(BaseModel):
     # Answers
     max_k: int = Field(default=1000, ge=1)
     encode_timeout_s: float = Field(default=30.0, gt=0)
+    query_timeout_s: float = Field(default=10.0, gt=0)  # to decode a query's image; its process is ended then
     shard_timeout_s: float = Field(default=5.0, gt=0)  # a slower group is left out of the answer
     version_poll_s: float = Field(default=10.0, gt=0)  # how often a newly published version is looked for
 
@@ -37,6 +38,7 @@ class ServeSettings(BaseModel):
 
     # Resources: they never change an answer
     device: str | None = None  # None: the device the run was encoded on
+    query_processes: int = Field(default=2, ge=1)  # per encoder: images of queries decoded beside each other
     encoder_threads: int = Field(default=1, ge=1)
     shard_threads: int = Field(default=1, ge=1)
     ingress_replicas: int = Field(default=1, ge=1)

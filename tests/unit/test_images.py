@@ -173,14 +173,15 @@ def measure_peak_bytes(data: bytes, path: Path) -> int:
     """What decoding adds to the peak memory of a process of its own."""
     path.write_bytes(data)
     code = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.specs import ImageSpec
 data = Path(sys.argv[1]).read_bytes()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak_kb = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+before = peak_kb()
 decode_image(data, ImageSpec())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_kb() - before)
 """
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     return 1024 * int(done.stdout)
@@ -204,7 +205,7 @@ def test_decoding_bytes_bounds_what_decoding_takes(kind: str, tmp_path: Path) ->
 
 def test_decoding_bytes_of_what_is_rejected_is_nothing() -> None:
     assert decoding_bytes(b"") == decoding_bytes(b"rubbish") == decoding_bytes(png_header(10**6, 10**6)) == 0
-    assert decoding_bytes(encode(make_photo(100, 100), "PNG")) == 70_000 < largest_decoding_bytes(SPEC)
+    assert decoding_bytes(encode(make_photo(100, 100), "PNG")) == 390_000 < largest_decoding_bytes(SPEC)
 
 
 def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

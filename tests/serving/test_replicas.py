@@ -1,0 +1,52 @@
+"""A query that takes too long is ended with its process, and those beside it go on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+from running_server import query_view
+
+from ckn_scale.serving.replicas import EncoderReplica
+from ckn_scale.serving.router import Encoded, Rejected
+from ckn_scale.serving.settings import ServeSettings
+
+
+def slow_image() -> bytes:
+    """As many scans over as many pixels as are let through: some seconds of decoding."""
+    sink = io.BytesIO()
+    Image.fromarray(np.full((9900, 9900), 90, np.uint8)).save(sink, "JPEG", progressive=True)
+    jpeg = sink.getvalue()
+    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    return jpeg[:-2] + last * (64 - jpeg.count(b"\xff\xda")) + b"\xff\xd9"
+
+
+@pytest.fixture
+def replica(photo_run):
+    return EncoderReplica(ServeSettings(run_url=str(photo_run), query_timeout_s=2.0))
+
+
+def test_a_query_past_its_time_is_ended_and_others_go_on_meanwhile(replica):
+    async def ask() -> None:
+        good, slow = query_view("coffee"), slow_image()
+        assert isinstance(await replica.encode(1, good, None), Encoded)
+        hostile = asyncio.ensure_future(replica.encode(1, slow, None))
+        for _ in range(2):
+            assert isinstance(await replica.encode(1, good, None), Encoded)
+        rejected = await hostile
+        assert rejected == Rejected("timeout", "not prepared within 2 s")
+        for _ in range(2):
+            assert isinstance(await replica.encode(1, good, None), Encoded)
+
+    before = set(_children())
+    asyncio.run(ask())
+    assert len(set(_children()) - before) <= 2, "what hung is gone, not left to run on"
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
