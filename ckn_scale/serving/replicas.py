@@ -68,9 +68,8 @@ class EncoderReplica:
         prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.front, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
-        return Encoded(
-            (await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared]))[0].vector
-        )
+        encoded = await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared])
+        return Encoded(encoded[0].vector)
 
     def _prepare(self, front: Front, data: bytes, box: Box | None) -> PreparedImage | ImageRejected:
         """In one of the children, whose process is ended when the query takes too long."""
