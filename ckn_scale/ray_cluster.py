@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 import ray
+from ray._private import ray_constants
 
 from ckn_scale.interrupts import signals_kept
 
@@ -36,13 +37,14 @@ def connect_ray(
         finally:
             ray.shutdown()
         return
-    # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it.
+    # An own folder, so that nobody else's ray.init() finds this cluster and no one's `ray` joins it. Ray
+    # opens its own to everybody: this one around it is the user's alone.
     folder = tempfile.mkdtemp(prefix="ckn-", dir=short_temp_folder())
     _set_token()
     with _environment({**NO_USAGE_STATS, **(environment or {})}):
         try:
-            with signals_kept():
-                _start_local(folder, num_cpus)
+            with signals_kept(), _on_loopback():
+                _start_local(os.path.join(folder, "ray"), num_cpus)
             yield
         finally:
             ray.shutdown()
@@ -58,7 +60,23 @@ def _start_local(folder: str, num_cpus: int) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
     )
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A cluster that is started meanwhile listens on 127.0.0.1 alone, with all its ports.
+
+    Ray does so by itself where it knows of no other nodes (macOS, Windows); on Linux it replaces a loopback
+    address that it is given by one that others reach, and its servers listen on all interfaces.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _set_token() -> None:
@@ -84,4 +102,4 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def short_temp_folder() -> str:
     """Ray's sockets lie below this folder, and a socket's path has at most 107 bytes."""
     folder = tempfile.gettempdir()
-    return folder if len(folder) < 30 else "/tmp"
+    return folder if len(folder) < 28 else "/tmp"
