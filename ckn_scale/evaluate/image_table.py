@@ -95,7 +95,7 @@ class ImageTable:
         training = TrainingPatches(self.train_images, self.reader, self.on_progress)
         for place in places:
             compared = {
-                member.label: self._compare(member, place, training) for member in list_members(self.requests)
+                member.label: self.compare(member, place, training) for member in list_members(self.requests)
             }
             for request in self.requests:
                 members = [compared[member.label] for member in request.members]
@@ -105,7 +105,7 @@ class ImageTable:
                         cells[request.name, form].append(cell)
         return dict(cells)
 
-    def _compare(self, member: Member, place: Place, training: TrainingPatches) -> Compared:
+    def compare(self, member: Member, place: Place, training: TrainingPatches) -> Compared:
         source = training.source(place.region, member.settings.sample)
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
@@ -121,7 +121,7 @@ class ImageTable:
         for seed in self.seeds:
             for intra in self.intra_choices:
                 vectors = _aggregate_files(reader, files, keyed, words[seed], intra)
-                similarities[seed, intra] = np.matmul(*self._split(vectors))
+                similarities[seed, intra] = np.matmul(*self.split(vectors))
         return Compared(similarities, words, keyed, member.weight, vlad.num_words, seconds)
 
     def _fit_words(
@@ -148,7 +148,7 @@ class ImageTable:
             self.cache.save(key, arrays)
         return arrays["rows"]
 
-    def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of all images of the set → queries (Q, D), and the database as columns (D, N)."""
         position = {file: row for row, file in enumerate(self.images.images)}
         queries = vectors[[position[query.image] for query in self.images.queries]]
@@ -172,9 +172,9 @@ class ImageTable:
         forms: dict[str, tuple[int, int]] = {}
         scores: dict[str, list[float]] = defaultdict(list)
         for seed in self.seeds:
-            mixed = self._mix(members, self.images.images, place, seed, intra)
-            queries, database = self._split(mixed)
-            learned = self._mix(members, others, place, seed, intra)
+            mixed = self.mix_vlads(members, self.images.images, place, seed, intra)
+            queries, database = self.split(mixed)
+            learned = self.mix_vlads(members, others, place, seed, intra)
             for one in reduce_vectors(queries, database.T, learned, self.dims):
                 form = f"{one.name}-{one.dim}" if one.name == "pca" else one.name
                 forms[form] = (one.dim, one.stored_bytes)
@@ -182,7 +182,7 @@ class ImageTable:
         for form, found in scores.items():
             yield form, self._make_cell(members, place, intra, found, *forms[form])
 
-    def _mix(
+    def mix_vlads(
         self, members: Sequence[Compared], files: Sequence[ImageFile], place: Place, seed: int, intra: bool
     ) -> np.ndarray:
         """(N, D) VLADs of all members side by side, as the encoder makes them."""

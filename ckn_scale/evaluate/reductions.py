@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckn_scale.core.flattening import Flattening, learn_flattening
+from ckn_scale.core.flattening import learn_flattening
 from ckn_scale.core.principal import split_columns
 from ckn_scale.core.projection import fit_projection_of_columns
 from ckn_scale.core.sign_index import build_signs
@@ -47,18 +47,19 @@ def reduce_vectors(
     flattening = learn_flattening(others, background=True)
     asked, kept = flattening.apply(queries), flattening.apply(database)
     yield Reduced("flatten", flattening.dim, 2 * flattening.dim, asked @ kept.T)
-    yield _keep_signs(flattening, asked, kept)
+    yield Reduced("signs", flattening.dim, *keep_signs(asked, kept))
     for dim in dims:
         projection = fit_projection_of_columns(split_columns(others), ProjectionSpec(dim=dim, whitening=1.0))
         similarities = projection.apply(queries) @ projection.apply(database).T
         yield Reduced("pca", projection.dim, 2 * projection.dim, similarities)
 
 
-def _keep_signs(flattening: Flattening, queries: np.ndarray, database: np.ndarray) -> Reduced:
-    """As the index compares them, not by a formula of its own."""
-    codec = SignCodec(flattening.dim)
-    index = build_signs(codec.encode(database), np.arange(len(database)), flattening.dim)
+def keep_signs(queries: np.ndarray, database: np.ndarray) -> tuple[int, np.ndarray]:
+    """Bytes an image, and similarities (Q, N) as the index finds them, not by a formula of its own."""
+    dim = database.shape[1]
+    codec = SignCodec(dim)
+    index = build_signs(codec.encode(database), np.arange(len(database)), dim)
     found, positions = index.search(queries, k=len(database))
     similarities = np.empty_like(found)
     np.put_along_axis(similarities, positions, found, axis=1)
-    return Reduced("signs", flattening.dim, codec.code_bytes, similarities)
+    return codec.code_bytes, similarities
