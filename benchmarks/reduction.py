@@ -3,7 +3,7 @@
     python benchmarks/reduction.py --data DATA --train-images PHOTOS --others OTHER_PHOTOS [--seeds 1]
 
 DATA holds the folders holidays, oxford5k_mini and ukbench; networks and words are learned on PHOTOS, the
-forms of the vector on OTHER_PHOTOS, which are in no set. UKBench's score of 4 is shown in percent. Four tables:
+forms of the vector on OTHER_PHOTOS, which are in no set. UKBench's score is in percent. Four tables:
 forms (VLAD, flattened, PCA), bytes an image, how many photographs it is learned on, and collections that
 have nothing but themselves to learn on.
 """
