@@ -126,7 +126,7 @@ def score_forms(one: Vectors, others: np.ndarray) -> Iterator[tuple[str, float]]
 
 def score_stored(one: Vectors, others: np.ndarray) -> Iterator[tuple[str, float]]:
     """Bytes an image, after the default flattening."""
-    flattening = learn_flattening(others, background=True)
+    flattening = learn_flattening(others, background=True, min_images=2)
     flat, learned = flattening.apply(one.rows), flattening.apply(others)
     dim = flat.shape[1]
     yield f"floats, {4 * dim:,}", one.score(flat)
@@ -142,14 +142,14 @@ def score_learned_on(one: Vectors, others: np.ndarray) -> Iterator[tuple[str, fl
     yield "VLAD", one.score(one.rows)
     chosen = np.random.default_rng(0).permutation(len(others))
     for count in (*(count for count in LEARNED_ON if count < len(others)), len(others)):
-        rows = learn_flattening(others[chosen[:count]], background=True).apply(one.rows)
-        yield f"{count} photographs", one.score(rows)
+        learned = learn_flattening(others[chosen[:count]], background=True, min_images=2)
+        yield f"{count} photographs", one.score(learned.apply(one.rows))
 
 
 def score_itself(name: str, one: Vectors) -> Iterator[tuple[str, list[float]]]:
-    """VLAD, the default learned on the collection itself, and the same with equal weights."""
+    """VLAD, flattened by what the collection itself teaches, and the same with equal weights."""
     for title, part in cut_collections(name, one):
-        learned = learn_flattening(part.rows, background=False)
+        learned = learn_flattening(part.rows, background=False, min_images=2)
         equal = fit_flattening(part.rows, len(learned.factors))
         forms = [part.rows, learned.apply(part.rows), equal.apply(part.rows)]
         title = f"{title}: {len(part.images.images)} images, {len(learned.factors)} directions"

@@ -27,9 +27,7 @@ MAX_DIRECTIONS = 128
 # own images do, whatever their weights, so few directions are learned from them.
 BACKGROUND_IMAGES_PER_DIRECTION = 4
 SAMPLE_IMAGES_PER_DIRECTION = 32
-# Of fewer images (alike ones counted once) each is a part of the mean itself: centring would take it away;
-MIN_IMAGES = 8
-# and rows that share more than this of their squared length are one image many times.
+# Rows that share more than this of their squared length are one image many times.
 MAX_COMMON = 0.5
 
 
@@ -90,13 +88,17 @@ def fit_flattening(
     return _flatten(columns, *compare_rows(columns), num_directions, weights)
 
 
-def learn_flattening(vlads: np.ndarray | Sequence[np.ndarray], *, background: bool) -> Flattening:
-    """Learn as much as the images support.
+def learn_flattening(
+    vlads: np.ndarray | Sequence[np.ndarray], *, background: bool, min_images: int
+) -> Flattening:
+    """Learn as much as the images support; nothing from fewer than `min_images`.
 
-    `background`: other photographs than those that are indexed; all count alike. Otherwise the images
-    are a sample of the collection itself, and those that look alike share the weight of one.
+    `background`: other photographs than those that are indexed, all with the same weight. Otherwise the
+    images are a sample of the collection itself, and similar ones weigh less (`weigh_by_similarity`).
     """
     columns = split_columns(vlads) if isinstance(vlads, np.ndarray) else vlads
+    if len(columns[0]) < min_images:
+        return keep_as_is(sum(block.shape[1] for block in columns))
     cosines, lengths = compare_rows(columns)
     weights = None if background else weigh_by_similarity(cosines)
     count = supported_directions(len(lengths), background=background)
@@ -116,8 +118,7 @@ def _flatten(
     weights: np.ndarray | None,
 ) -> Flattening:
     dim = sum(block.shape[1] for block in columns)
-    num_images = int((lengths > 0).sum()) if weights is None else float(weights.sum())
-    if num_images < MIN_IMAGES:
+    if int((lengths > 0).sum()) < 2:
         return keep_as_is(dim)
     found = find_principal(columns, cosines, lengths, num_directions, weights)
     if found.mean @ found.mean > MAX_COMMON:

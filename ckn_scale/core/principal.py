@@ -64,10 +64,11 @@ def _mirror_lower(matrix: Tensor) -> None:
 
 
 def weigh_by_similarity(cosines: Tensor, deviations: float = 3.0) -> np.ndarray:
-    """(N,) weights: 1 / the number of rows that are like this one, itself included; 0 for a zero row.
+    """(N,) weights: 1 / √ of the number of rows similar to this one, itself included; 0 for a zero row.
 
-    Alike means more than `deviations` robust deviations above the median of all pairs. So five hundred
-    photographs of one place weigh as much as one photograph of another.
+    Similar means more than `deviations` robust deviations above the median of all pairs. So four hundred
+    photographs of one place weigh as much as twenty of other places. (1 / the number gives all say to
+    outliers, equal weights to the largest place: `benchmarks/reduction.py`.)
     """
     known = cosines.diagonal() > 0
     step = max(1, cosines.numel() // 2**22)  # the median of some millions of pairs is that of all
@@ -80,9 +81,9 @@ def weigh_by_similarity(cosines: Tensor, deviations: float = 3.0) -> np.ndarray:
         return known.numpy().astype(np.float64)
     centre = np.median(values)
     level = centre + deviations * 1.4826 * np.median(np.abs(values - centre))
-    alike = torch.stack([(row > level).sum() for row in cosines])  # by rows: no (N, N) of flags
+    similar = torch.stack([(row > level).sum() for row in cosines])  # by rows: no (N, N) of flags
     itself = (cosines.diagonal() <= level) & known
-    return torch.where(known, 1.0 / (alike + itself).clamp(min=1).double(), 0.0).numpy()
+    return torch.where(known, (similar + itself).clamp(min=1).double().rsqrt(), 0.0).numpy()
 
 
 def find_principal(

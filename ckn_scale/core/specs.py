@@ -201,11 +201,12 @@ class ReductionSpec:
     method: Literal["flatten", "pca", "none"] = "flatten"
     stored: Literal["signs", "float16"] = "signs"  # one bit a number, or two bytes
     num_images: int = 4096  # sampled images (or images of the background) it is learned on
+    min_images: int = 128  # of flatten: fewer teach nothing, each is too large a part of the mean itself
     dim: int = 1024  # of pca
     images_per_dim: float = 1.0  # of pca
 
     def __post_init__(self) -> None:
-        _at_least(self, num_images=2, dim=1, images_per_dim=1)
+        _at_least(self, num_images=2, min_images=2, dim=1, images_per_dim=1)
         if self.num_images < self.needed_images:
             raise ValueError(
                 f"pca to dim {self.dim} needs num_images ≥ {self.needed_images}, got {self.num_images}"

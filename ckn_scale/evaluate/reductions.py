@@ -44,7 +44,7 @@ def reduce_vectors(
     queries: np.ndarray, database: np.ndarray, others: np.ndarray, dims: Sequence[int]
 ) -> Iterator[Reduced]:
     """Flattened, its signs, and a PCA to each of `dims`; of VLADs (Q, D), (N, D) and, to learn on, (M, D)."""
-    flattening = learn_flattening(others, background=True)
+    flattening = learn_flattening(others, background=True, min_images=2)
     asked, kept = flattening.apply(queries), flattening.apply(database)
     yield Reduced("flatten", flattening.dim, 2 * flattening.dim, asked @ kept.T)
     yield Reduced("signs", flattening.dim, *keep_signs(asked, kept))

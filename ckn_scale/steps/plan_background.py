@@ -122,6 +122,11 @@ def draw_background(settings: Settings, source: Source) -> tuple[pa.Table, int]:
     if waiting:
         draw.add(tabulate_refs(waiting, count))
     count += len(waiting)
+    if settings.reduction.method == "flatten" and count < settings.reduction.min_images:
+        raise InputError(
+            f"a background of {count} images teaches nothing: give at least {settings.reduction.min_images} "
+            "(reduction.min_images), or leave --background out"
+        )
     if count < settings.reduction.needed_images:
         raise InputError(
             f"reduction.method=pca to {settings.reduction.dim} dimensions is learned on at least "

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
-from ckn_scale.core.flattening import MIN_IMAGES
 from ckn_scale.core.principal import split_columns
 from ckn_scale.schemas import read_sampled_vlads, sampled_vlads
 from ckn_scale.steps.base import ShardResult, WorkerSettings
@@ -49,8 +48,9 @@ class SampleVlads(SampledImagesStep):
 
     def shard_ids(self) -> Sequence[int]:
         """None at all when nothing is learned, or when there are so few images that nothing can be."""
-        learns = self.settings.reduction.method != "none" and len(self.sample) >= MIN_IMAGES
-        return super().shard_ids() if learns else range(0)
+        spec = self.settings.reduction
+        too_few = spec.method == "flatten" and len(self.sample) < spec.min_images
+        return range(0) if spec.method == "none" or too_few else super().shard_ids()
 
     @cached_property
     def encoder(self) -> ImageEncoder:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 class TrainReduction(Step):
     name = "train_reduction"
-    version = 2
+    version = 3
     sections = SampleVlads.sections
 
     def shard_ids(self) -> Sequence[int]:
@@ -50,7 +50,7 @@ def learn_reduction(
     if spec.method == "none" or num_images == 0:
         return None
     if spec.method == "flatten":
-        flattening = learn_flattening(vlads, background=background)
+        flattening = learn_flattening(vlads, background=background, min_images=spec.min_images)
         return flattening if flattening.mean.any() else None
     dim = min(spec.dim, int((num_images - 1) / spec.images_per_dim))
     if dim < spec.dim:  # planned were enough, but some could not be read

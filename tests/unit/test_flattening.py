@@ -78,16 +78,20 @@ def test_as_many_directions_as_the_images_support():
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_few_images_leave_the_vector_as_it_is(rows, count):
-    np.testing.assert_allclose(learn_flattening(rows[:count], background=False).apply(rows), rows, atol=1e-6)
+    np.testing.assert_allclose(
+        learn_flattening(rows[:count], background=False, min_images=8).apply(rows), rows, atol=1e-6
+    )
 
 
 def test_one_image_many_times_leaves_the_vector_as_it_is(rows):
     same = np.repeat(rows[:1], 100, axis=0)
-    np.testing.assert_allclose(learn_flattening(same, background=False).apply(rows), rows, atol=1e-6)
+    np.testing.assert_allclose(
+        learn_flattening(same, background=False, min_images=8).apply(rows), rows, atol=1e-6
+    )
 
 
 def test_a_middle_sample_is_centred_only(rows):
-    fitted = learn_flattening(rows[:24], background=False)
+    fitted = learn_flattening(rows[:24], background=False, min_images=8)
     assert len(fitted.factors) == 0
     assert fitted.mean.any()
 
@@ -123,7 +127,9 @@ def test_flattening_helps_images_that_it_was_not_learned_on(background):
     scenes = Scenes(light=0.5)
     learned, (tested, labels) = scenes.draw(160, 2)[0], scenes.draw(100, 3)
     before = mean_average_precision(tested, labels)
-    after = mean_average_precision(learn_flattening(learned, background=background).apply(tested), labels)
+    after = mean_average_precision(
+        learn_flattening(learned, background=background, min_images=8).apply(tested), labels
+    )
     assert after > before + 0.3
 
 
@@ -133,7 +139,7 @@ def test_a_collection_of_few_places_is_not_erased_by_itself():
     (places, where), (others, which) = scenes.draw(5, 60), scenes.draw(200, 2)
     rows, labels = np.concatenate([places, others]), np.concatenate([where, which + 5])
     before = mean_average_precision(rows, labels)
-    weighted = learn_flattening(rows, background=False).apply(rows)
+    weighted = learn_flattening(rows, background=False, min_images=8).apply(rows)
     alike = fit_flattening(rows, supported_directions(len(rows), background=False)).apply(rows)
     assert mean_average_precision(weighted, labels) > before
     assert mean_average_precision(alike, labels) < before - 0.1
