@@ -47,7 +47,7 @@ def make_photos(folder: Path) -> Path:
 def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that this process makes, alone: what all others must equal."""
     run = tmp_path_factory.mktemp("reference") / "run"
-    index_here(photos, run)
+    index_here(photos, run, keep_samples=True)  # tests go on from the middle of it
     return run
 
 

@@ -163,6 +163,13 @@ def test_a_background_that_is_not_there_is_refused_before_anything_is_written(ph
     assert not (tmp_path / "run").exists()
 
 
+def test_a_background_that_teaches_nothing_is_refused(photos, others, tmp_path):
+    settings = settings_of("reduction.min_images=1000")
+    with pytest.raises(InputError, match=r"a background of \d+ images teaches nothing: give at least 1000 "):
+        index_images(str(photos), str(tmp_path / "run"), settings, background=[str(others)])
+    assert not (tmp_path / "run").exists()
+
+
 def test_scores_of_the_index_are_those_of_the_signs(reference, photos):
     index = open_index(str(reference))
     hits = index.search(str(photos / "coffee.jpg"), k=2)
