@@ -49,7 +49,7 @@ def candidate(*states, current=None):
     segments, encoded, first_id = [], {}, 0
     for number, counts in enumerate(states):
         size = sum(counts.values())
-        segments.append(Segment(number + 1, first_id, size, number, size, (file,), file, file, {}, ()))
+        segments.append(Segment(number + 1, first_id, size, number, size, (file,), file, file, {}, (), {}))
         encoded[number] = Commit("encode_images", number, 1, "ab", "cd", {"vectors": file}, states=counts)
         first_id += size
     return Candidate(1, tuple(segments), 1, encoded, "build", current)
