@@ -62,7 +62,7 @@ def _compare_estimate(summary: dict[str, Any]) -> list[str]:
     lines = [f"encoding: {each_ms:.0f} ms of a worker per image, peak memory {summary['peak_memory_mb']} MB"]
     guess = summary["estimate"]
     if guess is not None:
-        guess_ms = 1000 * (guess["prepare_s"] + guess["describe_s"])
+        guess_ms = 1000 * guess["steps"]["encode_images"]["seconds"] / guess["num_images"]
         lines.append(f"predicted: {guess_ms:.0f} ms, {guess['worker_memory_mb']:.0f} MB")
     return lines
 

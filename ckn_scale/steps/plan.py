@@ -218,7 +218,7 @@ def _add_segment(
     if first is None:
         log.info("%s: nothing new in %s", run.url, source)
         return True
-    return _write_segment(run, settings, segments, chain([first], fresh), columns, source, replaced)
+    return write_segment(run, settings, segments, chain([first], fresh), columns, source, replaced)
 
 
 def select_new(
@@ -339,7 +339,7 @@ def iter_images(table: pa.Table) -> Iterator[PlannedImage]:
     return (PlannedImage(*row) for row in zip(*columns, strict=True))
 
 
-def _write_segment(
+def write_segment(
     run: RunFolder,
     settings: Settings,
     before: Sequence[Segment],
