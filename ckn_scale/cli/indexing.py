@@ -112,6 +112,7 @@ def plan(
     ckn-scale plan s3://bucket/photos s3://bucket/run
     """
     announce(f"listing {images}")
+    from ckn_scale.errors import WorkFailed
     from ckn_scale.runners.devices import settle_settings
     from ckn_scale.steps.estimate import estimate_run
     from ckn_scale.steps.model_parts import adopt_models
@@ -127,7 +128,11 @@ def plan(
     for segment in read_segments(opened):
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
     print(f"computes on {settings.numerics.device}")
-    for line in estimate_run(opened, settings).lines():
+    try:
+        lines = estimate_run(opened, settings).lines()
+    except WorkFailed as error:  # a few images that cannot be used say nothing about the others
+        lines = [f"what it takes cannot be told: {error}"]
+    for line in lines:
         print(line)
 
 

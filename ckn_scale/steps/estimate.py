@@ -62,6 +62,7 @@ class Estimate:
     steps: dict[str, StepCost]
     worker_memory_mb: float
     reduction_memory_mb: float
+    prepare_s: float  # of an image: reading, detecting and cutting, without describing
 
     @property
     def seconds(self) -> float:
@@ -81,6 +82,7 @@ class Estimate:
         encoding, building = self.steps["encode_images"].seconds, self.steps["build_index"].seconds
         certifying = self.steps["plant_queries"].seconds + self.steps["certify_index"].seconds
         each_ms = 1000 * encoding / max(self.num_images, 1)
+        describe_s = encoding / max(self.num_images, 1) - self.prepare_s
         memory_mb = max(self.worker_memory_mb, self.reduction_memory_mb)
         return [
             f"learning {_duration(learning)}, encoding {self.num_images} images {_duration(encoding)} "
@@ -89,6 +91,7 @@ class Estimate:
             f"memory of a worker: about {self.worker_memory_mb:.0f} MB; the largest fit: {memory_mb:.0f} MB",
             f"run folder: about {self.kept_bytes / 1e6:.1f} MB, and {self.sample_bytes / 1e6:.1f} MB of "
             "samples until it is published",
+            f"cores that keep one device busy: {max(1.0, self.prepare_s / max(describe_s, 1e-9)):.1f}",
         ]
 
 
@@ -123,7 +126,7 @@ def _estimate(
         _reduction_s(settings, fitted, dim), steps["train_reduction"].stored_bytes
     )
     fit_mb = memory_mb + _reduction_bytes(settings, fitted, dim) / 2**20 if fitted else 0.0
-    return Estimate(num_images, steps, memory_mb, fit_mb)
+    return Estimate(num_images, steps, memory_mb, fit_mb, steps["sample_patches"].seconds / num_sampled)
 
 
 class Size(NamedTuple):
