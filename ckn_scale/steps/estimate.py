@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckn_scale.config import Settings, parse_settings
-from ckn_scale.core.flattening import MIN_IMAGES, supported_directions
+from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.principal import COLUMNS_PER_BLOCK
 from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.steps.base import Step, process_shard
@@ -143,7 +143,9 @@ def list_sizes(settings: Settings, num_sampled: int, num_images: int, num_patche
     raw = sum(min(channel.projection.num_descriptors, num_patches) for channel in channels)
     projected = len(channels) * min(settings.vlad.num_descriptors, num_patches)
     queries = min(settings.publish.num_queries, num_images)
-    fitted = 0 if settings.reduction.method == "none" else min(num_sampled, settings.reduction.num_images)
+    spec = settings.reduction
+    too_few = spec.method == "flatten" and num_sampled < spec.min_images
+    fitted = 0 if spec.method == "none" or too_few else min(num_sampled, spec.num_images)
     rates = training.sgd_iterations * training.sgd_rate_candidates if sgd else 0
     return {
         "sample_patches": Size(num_sampled, num_patches),
@@ -185,7 +187,7 @@ def _directions(settings: Settings, num_images: int) -> int:
 
 def _reduction_s(settings: Settings, num_images: int, dim: int) -> float:
     """All pairs of VLADs compared, eigenvectors of that matrix, and directions made of them."""
-    if num_images < MIN_IMAGES or settings.reduction.method == "none":
+    if num_images == 0:
         return 0.0
     wanted = _directions(settings, num_images)
     pairs, combined = num_images * num_images * dim, 2 * num_images * dim * wanted
@@ -261,6 +263,7 @@ def _shrink(settings: Settings, patches_per_image: int) -> Callable[[int], Setti
         _limit(tree["vlad"], num_descriptors=patches)
         for channel in tree["channels"]:
             _limit(channel["projection"], num_descriptors=patches)
+        _limit(tree["reduction"], min_images=2)
         tree["publish"]["num_queries"] = num_images
         return parse_settings(tree)
 
