@@ -68,7 +68,7 @@ def write_anew() -> None:
         folder = Path(temp)
         (folder / "photos").mkdir()
         (folder / "others").mkdir()
-        index_here(make_photos(folder / "photos"), folder / "reference")
+        index_here(make_photos(folder / "photos"), folder / "reference", keep_samples=True)
         background_photos(folder / "others")
         other = finish_with_background(folder / "reference", folder / "others", folder / "run")
         np.savez_compressed(GOLDEN, **read_outputs(str(folder / "reference"), other.url))
