@@ -59,9 +59,11 @@ def test_refusals_are_unreachable_and_retried_where_they_may_pass(host, http, st
     assert read_image(f"{host.url}/a.jpg", http=http) == b"image"
 
 
-@pytest.mark.parametrize("url", [dead_url(), "http://no-such-host.invalid/a.jpg", "http://[/a.jpg"])
-def test_hosts_that_are_not_there_are_unreachable(http, url):
-    assert rejection(http, url).state == "unreachable"
+@pytest.mark.parametrize(
+    "make_url", [dead_url, lambda: "http://no-such-host.invalid/a.jpg", lambda: "http://[/a.jpg"]
+)
+def test_hosts_that_are_not_there_are_unreachable(http, make_url):
+    assert rejection(http, make_url()).state == "unreachable"
 
 
 def test_a_dead_host_is_tried_for_one_image_of_a_shard_only(http):
