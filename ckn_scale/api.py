@@ -30,6 +30,7 @@ def index(
     models: PathLike | None = None,
     background: PathLike | Sequence[PathLike] = (),
     accept: bool = False,
+    keep_samples: bool = False,
     allow_mix: bool = False,
     check: bool = False,
     on_progress: ProgressHook = lambda progress: None,
@@ -43,7 +44,8 @@ def index(
     `keep` names columns of the list that travel to the hits. `append` adds what `images` has beyond the run's
     plan; `models` takes over another run's models; `background` names
     photographs of other things (or another run), not indexed, from which it is learned what all images share;
-    `accept` publishes below the gate's target, on record;
+    `accept` publishes below the gate's target, on record; `keep_samples` leaves what the models were learned
+    from in the run;
     `allow_mix` lets workers on several kinds of CPU share the run, on record;
     `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
     planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
@@ -67,6 +69,7 @@ def index(
         models=models,
         background=_as_source(background) if background else (),
         accept=accept,
+        keep_samples=keep_samples,
         mix=allow_mix,
         check_all=check,
         on_progress=on_progress,

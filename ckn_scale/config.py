@@ -58,7 +58,6 @@ class EncodeSettings(Closed):
 
 
 class IndexSettings(Closed):
-    kind: Literal["exact"] = "exact"
     shards_per_index_shard: Count = 64  # how many encode shards one index shard holds
 
 

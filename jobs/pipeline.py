@@ -17,10 +17,7 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError
 from ckn_scale.runners.base import Progress
 from ckn_scale.runners.devices import settle_settings
-from ckn_scale.runners.index_images import open_driver, publish, sample, summarise, train
-from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.numerics_class import allow_mix
-from ckn_scale.steps.plan_background import plan_with_background
+from ckn_scale.runners.index_images import index_images
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
@@ -33,23 +30,18 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
         ray="auto",
     )
     resources = Resources(workers=arguments.workers, ray="auto", gpus_per_worker=arguments.gpus_per_worker)
-    # list the images once, freeze the list
-    run = plan_with_background(
+    report = index_images(
+        arguments.images,
         arguments.run,
         settings,
-        arguments.images,
+        resources,
         append=arguments.append,
         background=arguments.background,
+        accept=arguments.accept,
+        keep_samples=arguments.keep_samples,
+        mix=arguments.allow_mix,
+        on_progress=log_progress,
     )
-    if arguments.allow_mix:
-        allow_mix(run)
-    with open_driver(run, resources, log_progress) as driver:  # actors, each with its cores and its GPU
-        sample(driver, settings)  # images drawn by hash → patches
-        train(driver, settings)  # sub-patches → CKN layers → projection → words → reduction
-        driver.do(EncodeImages)  # every image once → vector, points, thumbnail
-        # index shards, planted queries, version; and what others appended meanwhile
-        version = publish(driver, accept=arguments.accept, encode=True)
-    report = summarise(driver, version)
     logging.info("version %d of %s: %s", report.version, report.run, report.states)
 
 
@@ -75,6 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--background", action="append", default=[], help="other photographs; may repeat")
     parser.add_argument("--append", action="store_true", help="add what IMAGES has beyond the run's plan")
     parser.add_argument("--accept", action="store_true", help="publish what a gate refused, on record")
+    parser.add_argument("--keep-samples", action="store_true", help="what was learned from stays in the run")
     parser.add_argument("--allow-mix", action="store_true", help="let several kinds of CPU share the run")
     return parser.parse_args()
 

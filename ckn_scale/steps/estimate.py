@@ -8,21 +8,23 @@ know. The reduction alone does not grow that way: its memory and time are worked
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckn_scale.config import Settings, parse_settings
+from ckn_scale.config import Resources, Settings, parse_settings
 from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.principal import COLUMNS_PER_BLOCK
 from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.interrupts import signals_blocked
+from ckn_scale.spawn import SPAWN
 from ckn_scale.steps.base import Step, process_shard
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex
@@ -32,6 +34,7 @@ from ckn_scale.steps.model_parts import record_generation
 from ckn_scale.steps.name_build import name_build
 from ckn_scale.steps.pipeline import list_learning
 from ckn_scale.steps.plan import PlannedImage, read_sample, read_segments, write_segment
+from ckn_scale.steps.plan_background import read_background
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
 from ckn_scale.storage.image_refs import ImageRef
@@ -88,7 +91,8 @@ class Estimate:
             f"learning {_duration(learning)}, encoding {self.num_images} images {_duration(encoding)} "
             f"({each_ms:.0f} ms each), building {_duration(building)}, certifying {_duration(certifying)}",
             f"{_duration(self.seconds)} of one worker in all; divide by their number",
-            f"memory of a worker: about {self.worker_memory_mb:.0f} MB; the largest fit: {memory_mb:.0f} MB",
+            f"memory of a worker: about {self.worker_memory_mb:.0f} MB, with very large images up to "
+            f"{Resources().image_memory_mb} MB more; the largest fit: {memory_mb:.0f} MB",
             f"run folder: about {self.kept_bytes / 1e6:.1f} MB, and {self.sample_bytes / 1e6:.1f} MB of "
             "samples until it is published",
             f"cores that keep one device busy: {max(1.0, self.prepare_s / max(describe_s, 1e-9)):.1f}",
@@ -100,16 +104,22 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
     segments = read_segments(run)
     images = read_sample(run, segments)
     num_images = sum(segment.num_images for segment in segments)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        estimate = pool.apply(_estimate, (images[: max(NUM_IMAGES)], settings, len(images), num_images))
+    background = read_background(run)
+    others = None if background is None else background.num_images
+    with ProcessPoolExecutor(1, SPAWN) as pool, signals_blocked():
+        future = pool.submit(_estimate, images[: max(NUM_IMAGES)], settings, len(images), num_images, others)
+    estimate = future.result()
     run.events.write("estimate", **asdict(estimate))
     run.events.flush()
     return estimate
 
 
 def _estimate(
-    images: Sequence[PlannedImage], settings: Settings, num_sampled: int, num_images: int
+    images: Sequence[PlannedImage],
+    settings: Settings,
+    num_sampled: int,
+    num_images: int,
+    num_background: int | None,
 ) -> Estimate:
     set_compute_threads(settings.numerics.threads)
     per_image = -(-settings.sample.num_patches // num_sampled)
@@ -119,13 +129,17 @@ def _estimate(
     runs = [_rehearse(images[:count], small(count)) for count in counts]
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = runs[-1].num_patches / counts[-1]  # an image may have fewer points than are asked of it
-    full = list_sizes(settings, num_sampled, num_images, num_sampled * min(per_image, found))
+    num_patches = num_sampled * min(per_image, found)
+    full = list_sizes(settings, num_sampled, num_images, num_patches, num_background)
     steps = {name: _extrapolate(name, runs, size) for name, size in full.items()}
     fitted, dim = int(full["sample_vlads"].work), runs[-1].vlad_dim
+    directions = settings.reduction.dim
+    if settings.reduction.method == "flatten":
+        directions = supported_directions(fitted, background=num_background is not None)
     steps["train_reduction"] = StepCost(
-        _reduction_s(settings, fitted, dim), steps["train_reduction"].stored_bytes
+        _reduction_s(fitted, dim, directions), steps["train_reduction"].stored_bytes
     )
-    fit_mb = memory_mb + _reduction_bytes(settings, fitted, dim) / 2**20 if fitted else 0.0
+    fit_mb = memory_mb + _reduction_bytes(fitted, dim, directions) / 2**20 if fitted else 0.0
     return Estimate(num_images, steps, memory_mb, fit_mb, steps["sample_patches"].seconds / num_sampled)
 
 
@@ -136,7 +150,13 @@ class Size(NamedTuple):
     stored: float
 
 
-def list_sizes(settings: Settings, num_sampled: int, num_images: int, num_patches: float) -> dict[str, Size]:
+def list_sizes(
+    settings: Settings,
+    num_sampled: int,
+    num_images: int,
+    num_patches: float,
+    num_background: int | None = None,
+) -> dict[str, Size]:
     """The rows that each step works on and stores, by `num_patches` sampled patches."""
     training, channels = settings.training, settings.channels
     sgd = training.solver == "sgd"
@@ -144,8 +164,9 @@ def list_sizes(settings: Settings, num_sampled: int, num_images: int, num_patche
     projected = len(channels) * min(settings.vlad.num_descriptors, num_patches)
     queries = min(settings.publish.num_queries, num_images)
     spec = settings.reduction
-    too_few = spec.method == "flatten" and num_sampled < spec.min_images
-    fitted = 0 if spec.method == "none" or too_few else min(num_sampled, spec.num_images)
+    taught_by = num_sampled if num_background is None else num_background
+    too_few = spec.method == "flatten" and taught_by < spec.min_images
+    fitted = 0 if spec.method == "none" or too_few else min(taught_by, spec.num_images)
     rates = training.sgd_iterations * training.sgd_rate_candidates if sgd else 0
     return {
         "sample_patches": Size(num_sampled, num_patches),
@@ -180,25 +201,19 @@ def _extrapolate(name: str, runs: Sequence[Rehearsal], size: Size) -> StepCost:
     return StepCost(seconds, stored)
 
 
-def _directions(settings: Settings, num_images: int) -> int:
-    flatten = settings.reduction.method == "flatten"
-    return supported_directions(num_images, background=False) if flatten else settings.reduction.dim
-
-
-def _reduction_s(settings: Settings, num_images: int, dim: int) -> float:
+def _reduction_s(num_images: int, dim: int, directions: int) -> float:
     """All pairs of VLADs compared, eigenvectors of that matrix, and directions made of them."""
     if num_images == 0:
         return 0.0
-    wanted = _directions(settings, num_images)
-    pairs, combined = num_images * num_images * dim, 2 * num_images * dim * wanted
-    eigen = 2 * num_images * num_images * min(num_images, 2 * wanted) * EIGEN_ROUNDS
+    pairs, combined = num_images * num_images * dim, 2 * num_images * dim * directions
+    eigen = 2 * num_images * num_images * min(num_images, 2 * directions) * EIGEN_ROUNDS
     return (pairs + combined + eigen) / _measure_flops()
 
 
-def _reduction_bytes(settings: Settings, num_images: int, dim: int) -> float:
-    """The matrix of all pairs and its centred copy, one block of columns, and the directions."""
+def _reduction_bytes(num_images: int, dim: int, directions: int) -> float:
+    """The matrix of all pairs, one block of columns as read and in floats, and the directions."""
     block = num_images * min(dim, COLUMNS_PER_BLOCK)
-    return 4.0 * (3 * num_images**2 + 2 * block + 2 * dim * _directions(settings, num_images))
+    return 4.0 * (num_images**2 + 2 * block + 2 * dim * directions)
 
 
 def _measure_flops() -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.encoder import Part, encoder_facts
-from ckn_scale.errors import DataDamaged, InputError
+from ckn_scale.errors import DataDamaged, InputError, RunMismatch
 from ckn_scale.steps.base import ShardResult
 from ckn_scale.steps.sample_patches import make_front
 from ckn_scale.storage.models import ModelFile, load_model, save_model
@@ -131,14 +131,20 @@ def _split_source(source: str) -> tuple[str, str]:
 
 def adopt_models(run: RunFolder, source: str) -> None:
     """Take over the models of another run (its folder, or one of its `models/000001.json` records)."""
-    if run.models.latest() is not None:
-        return
     url, record = _split_source(source)
     other = RunFolder.open(url)
     bodies = dict(other.models.all())
     number = int(record) if record else max(bodies, default=0)
     if number not in bodies:
         raise InputError(f"{other.url} has no models to take over: train it first")
+    standing = run.models.latest()
+    if standing is not None:
+        if standing[1]["models"] != bodies[number]["models"]:
+            raise RunMismatch(
+                f"{run.url} has models of its own, others than those of {source}: leave --models out to go "
+                "on with them, or use another run folder"
+            )
+        return
     for file in bodies[number]["models"].values():
         for path in (file["path"], file["path"].removesuffix(".safetensors") + ".json"):
             if not run.store.exists(path):
