@@ -21,7 +21,7 @@ def test_a_run_with_models_goes_on_with_the_same_ones_only(tmp_path):
     run, same, other = (make_run(tmp_path / name, sha) for name, sha in (("a", "1"), ("b", "1"), ("c", "2")))
     adopt_models(run, same.url)
     assert run.models.numbers() == [1]
-    with pytest.raises(RunMismatch, match="has models of its own.*leave --models out"):
+    with pytest.raises(RunMismatch, match=r"has models of its own.*leave --models out"):
         adopt_models(run, other.url)
 
 
