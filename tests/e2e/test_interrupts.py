@@ -42,6 +42,12 @@ if __name__ == "__main__":
 """
 
 
+def _listen_to_signals():
+    """As at a terminal, also where these tests run in the background, which ignores them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(user_env):
     """A command in a process group of its own, all of whose processes carry a mark."""
@@ -51,7 +57,8 @@ def start(user_env):
     def call(*arguments):
         command = index_command(*arguments)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=env, start_new_session=True, **pipes))
+        options = {"start_new_session": True, "preexec_fn": _listen_to_signals, **pipes}
+        started.append(subprocess.Popen(command, env=env, **options))
         return started[-1], env[MARK]
 
     yield call

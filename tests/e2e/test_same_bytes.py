@@ -43,7 +43,7 @@ def test_s3_gives_the_same_bytes(photos, reference_digests, s3, command_line):
 
 def test_a_finished_run_is_left_as_it_is(photos, reference, reference_digests, command_line):
     before = sorted(path for path in reference.rglob("*") if path.is_file() and "events" not in path.parts)
-    result = command_line("index", photos, reference, *tiny_options(), "--workers", "0")
+    result = command_line("index", photos, reference, *tiny_options(), "--workers", "0", "--keep-samples")
     assert result.returncode == 0, result.stderr
     after = sorted(path for path in reference.rglob("*") if path.is_file() and "events" not in path.parts)
     assert before == after

@@ -12,7 +12,7 @@ from photo_runs import assert_conserved, index_here, tiny_options
 from web_hosts import WebHost, dead_url
 
 from ckn_scale.steps.base import WorkerSettings
-from ckn_scale.steps.certify_index import CertifyIndex
+from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.storage.run_folder import RunFolder
 
 GOOD = ("coffee.jpg", "rocket.jpg", "chelsea.jpg", "astronaut.jpg")
@@ -50,10 +50,15 @@ def test_certifying_passes_over_what_became_a_fifo(photos, reference, tmp_path):
     index_here(folder, run_url, models=str(reference), accept=True)
     run = RunFolder.open(str(run_url))
     record = run.versions.latest()[1]
-    step = CertifyIndex(run, {name: record[name] for name in ("build", "manifest", "manifest_sha256")})
-    asked = step.apply(0, "first", WorkerSettings()).report["queries"]
+    params = {name: record[name] for name in ("manifest", "manifest_sha256")}
+    step = PlantQueries(run, {**params, "draw": record["certificate"]["draw"]})
+    asked = _count_planted(step)
     (folder / GOOD[0]).unlink()
     os.mkfifo(folder / GOOD[0])
     for isolate in (False, True):
-        again = step.apply(0, "again", WorkerSettings(isolate=isolate)).report["queries"]
-        assert len(again) == len(asked) - 1
+        assert _count_planted(step, isolate=isolate) == asked - 1
+
+
+def _count_planted(step: PlantQueries, *, isolate: bool = False) -> int:
+    (table,) = step.apply(0, "attempt", WorkerSettings(isolate=isolate)).tables.values()
+    return table.num_rows

@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 from running_server import query_view
 
+from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.replicas import EncoderReplica
 from ckn_scale.serving.router import Encoded, Rejected
 from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.storage.run_folder import RunFolder
 
 
 def slow_image() -> bytes:
@@ -30,17 +32,22 @@ def replica(photo_run):
     return EncoderReplica(ServeSettings(run_url=str(photo_run), query_timeout_s=2.0))
 
 
-def test_a_query_past_its_time_is_ended_and_others_go_on_meanwhile(replica):
+@pytest.fixture
+def version(photo_run):
+    return latest_version_number(RunFolder.open(str(photo_run)))
+
+
+def test_a_query_past_its_time_is_ended_and_others_go_on_meanwhile(replica, version):
     async def ask() -> None:
         good, slow = query_view("coffee"), slow_image()
-        assert isinstance(await replica.encode(1, good, None), Encoded)
-        hostile = asyncio.ensure_future(replica.encode(1, slow, None))
+        assert isinstance(await replica.encode(version, good, None), Encoded)
+        hostile = asyncio.ensure_future(replica.encode(version, slow, None))
         for _ in range(2):
-            assert isinstance(await replica.encode(1, good, None), Encoded)
+            assert isinstance(await replica.encode(version, good, None), Encoded)
         rejected = await hostile
         assert rejected == Rejected("timeout", "not prepared within 2 s")
         for _ in range(2):
-            assert isinstance(await replica.encode(1, good, None), Encoded)
+            assert isinstance(await replica.encode(version, good, None), Encoded)
 
     before = set(_children())
     asyncio.run(ask())

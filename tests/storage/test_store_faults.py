@@ -101,7 +101,7 @@ def test_create_gives_up_in_the_end(store, faults):
     [
         (PermissionError(errno.EACCES, "no"), InputError),
         (OSError(errno.ENOSPC, "full"), StoreUnfit),
-        (OSError(errno.ENAMETOOLONG, "long"), OSError),
+        (OSError(errno.ENAMETOOLONG, "long"), InputError),
     ],
 )
 def test_create_does_not_repeat_what_will_not_pass(store, faults, error, raised):
