@@ -28,7 +28,7 @@ from ckn_scale.storage.shards import Commit, DataFile
 IMAGES_PER_SHARD = 256
 CALL = """
 import resource, sys
-from ckn_scale.cli.main import main
+from ckn_scale.cli import main
 sys.argv = ["ckn-scale", "status", sys.argv[1], "--json"]
 try:
     main()
@@ -49,8 +49,9 @@ def make_run(folder: Path, num_shards: int) -> RunFolder:
         "files": [list_file],
         "sample": list_file,
         "queries": list_file,
+        "source": {"urls": ["photos"], "count": 1, "sha256": "0" * 64, "file": ""},
         "replaced": [],
-        "columns": [],
+        "columns": {},
     }
     run.plan.create(1, segment)
     run.models.create(1, {"models": {"encoder": {"path": "models/encoder", "sha256": "0" * 64}}})
