@@ -80,8 +80,8 @@ def weigh_by_similarity(cosines: Tensor, deviations: float = 3.0) -> np.ndarray:
     if len(values) == 0:
         return known.numpy().astype(np.float64)
     centre = np.median(values)
-    level = centre + deviations * 1.4826 * np.median(np.abs(values - centre))
-    similar = torch.stack([(row > level).sum() for row in cosines])  # by rows: no (N, N) of flags
+    level = float(centre + deviations * 1.4826 * np.median(np.abs(values - centre)))
+    similar = torch.cat([(tile > level).sum(dim=1) for tile in cosines.split(_ROWS_PER_TILE)])
     itself = (cosines.diagonal() <= level) & known
     return torch.where(known, (similar + itself).clamp(min=1).double().rsqrt(), 0.0).numpy()
 
