@@ -169,12 +169,14 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
     assert status["version"] == 2
 
 
-def test_samples_go_once_published_unless_they_are_kept(photos, reference, own_run, reference_digests):
-    kept = {path.parent.name for path in (reference / "samples").rglob("*.parquet")}
+def test_samples_go_once_published_unless_they_are_kept(photos, tmp_path, reference_digests):
+    run = tmp_path / "run"
+    index_here(photos, run, keep_samples=True)
+    kept = {path.parent.name for path in (run / "samples").rglob("*.parquet")}
     assert {"images", "patches", "subpatches", "descriptors"} <= kept
-    index_here(photos, own_run)  # finds all done
-    assert digests_of(own_run) == reference_digests
-    assert {path.parent.name for path in (own_run / "samples").rglob("*.parquet")} == {"images"}
+    index_here(photos, run)  # finds all done
+    assert digests_of(run) == reference_digests
+    assert {path.parent.name for path in (run / "samples").rglob("*.parquet")} == {"images"}
 
 
 def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests, command_line):
