@@ -269,7 +269,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     if current is not None:
         return current
     manifest = write_build_manifest(built)
-    draw = write_draw(driver.run, draw_queries(driver.run, candidate.segments, candidate.current))
+    drawn = draw_queries(driver.run, candidate.segments, built.shard_ids(), candidate.current)
+    draw = write_draw(driver.run, drawn)
     params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256, "draw": draw}
     driver.do(PlantQueries, params)
     certified = driver.do(CertifyIndex, params)

@@ -31,7 +31,7 @@ from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.model_parts import record_generation
-from ckn_scale.steps.name_build import name_build
+from ckn_scale.steps.name_build import name_shards, number_index_shards
 from ckn_scale.steps.pipeline import list_learning
 from ckn_scale.steps.plan import PlannedImage, read_sample, read_segments, write_segment
 from ckn_scale.steps.plan_background import read_background
@@ -252,10 +252,11 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
         record_generation(run, small)
         _do(EncodeImages(run), costs)
         segments, encoded = read_segments(run), run.commits(EncodeImages.name).committed()
-        build = {"build": name_build(run, segments, encoded)}
+        numbers = number_index_shards(run, segments, encoded)
+        build = {"build": name_shards(numbers)}
         _do(BuildIndex(run, build), costs)
         manifest = write_build_manifest(BuildIndex(run, build))
-        draw = write_draw(run, draw_queries(run, segments, None))
+        draw = write_draw(run, draw_queries(run, segments, numbers, None))
         params = {**build, "manifest": manifest.path, "manifest_sha256": manifest.sha256, "draw": draw}
         _do(PlantQueries(run, params), costs)
         _do(CertifyIndex(run, params), costs)
