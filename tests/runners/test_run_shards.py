@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, DataDamaged, RunMismatch, WorkFailed
+from ckn_scale.errors import CknScaleError, DataDamaged, RunMismatch, TransientStoreError, WorkFailed
 from ckn_scale.runners.base import Outcome, ShardTask, require_done, run_shards
 
 
@@ -64,7 +64,7 @@ def test_run_shards_does_every_task_and_counts_the_skipped():
 
 
 def test_run_shards_tries_a_failed_shard_again_as_it_was():
-    crew = ScriptedCrew({1: [("failed", CknScaleError("store"))]})
+    crew = ScriptedCrew({1: [("failed", TransientStoreError("its store hangs"))]})
     report, events, _ = run(crew)
     tries = [task for task in crew.seen if task.shard_id == 1]
     assert [(task.tries, task.isolate) for task in tries] == [(0, False), (1, False)]
