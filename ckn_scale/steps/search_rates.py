@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
+from ckn_scale.core.ckn_sgd import (
+    PairProblem,
+    candidate_rates,
+    choose_rate,
+    draw_filters,
+    pose_problem,
+    try_rate,
+)
 from ckn_scale.core.ckn_training import choose_alpha
 from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.channels import TRAINING_SECTIONS
@@ -33,15 +40,19 @@ class SearchRates(Step):
     def shard_ids(self) -> Sequence[int]:
         return [shard_id for position in self.drawn.positions() for shard_id in self.shards_of(position)]
 
-    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        training = self.settings.training
-        position, candidate = divmod(shard_id, training.sgd_rate_candidates)
-        spec = self.settings.channels[position].ckn
+    def pose(self, position: int) -> tuple[PairProblem, torch.Tensor]:
+        """What a channel's layer has to learn, and the filters that every candidate begins with."""
+        spec, training = self.settings.channels[position].ckn, self.settings.training
         rows = read_subpatches(self.drawn, spec.channel)
         alpha = choose_alpha(rows, spec.alpha_quantile)
         problem = pose_problem(torch.from_numpy(rows).to(self.settings.numerics.device), alpha, training)
         num_filters = spec.layers[int(self.params["layer"])].num_filters
-        start = draw_filters(problem, num_filters, training.seed)
+        return problem, draw_filters(problem, num_filters, training.seed)
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        training = self.settings.training
+        position, candidate = divmod(shard_id, training.sgd_rate_candidates)
+        problem, start = self.pose(position)
         rate = candidate_rates(training)[candidate]
         error = try_rate(problem, start, rate, training)
         return ShardResult(report={"rate": rate, "error": error if math.isfinite(error) else None})
