@@ -61,6 +61,7 @@ class Progress:
 
 
 ProgressHook = Callable[[Progress], None]
+Tell = Callable[[], None]
 
 
 class Crew(Protocol):
@@ -71,12 +72,14 @@ class Crew(Protocol):
 
     @property
     def images_under_way(self) -> int:
-        """Images that are done of shards that are not; 0 where workers do not tell."""
+        """Images that are done of shards that are not, as far as workers told."""
         ...
 
     def start(self, task: ShardTask) -> None: ...
 
-    def wait(self, timeout_s: float) -> list[Outcome]: ...
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+        """What ended. Who cannot return before that calls `tell` whenever an image is done."""
+        ...
 
     def __enter__(self) -> Crew: ...
 
@@ -121,11 +124,16 @@ def run_shards(
     waiting, running, begun = deque(tasks), 0, time.monotonic()
     sizes, images = sizes or {}, images_before
     total_images = images_before + sum(sizes.values())
+
+    def tell() -> None:
+        done, seen = report.skipped + report.done, images + crew.images_under_way
+        on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
+
     while waiting or running:
         while waiting and crew.free > 0:
             crew.start(waiting.popleft())
             running += 1
-        for outcome in crew.wait(timeout_s=1.0):
+        for outcome in crew.wait(timeout_s=1.0, tell=tell):
             running -= 1
             images += sizes.get(outcome.task.shard_id, 0) if outcome.kind == "done" else 0
             again = _settle(outcome, report, resources, write_event)
@@ -133,9 +141,7 @@ def run_shards(
                 waiting.append(again)
             if _is_for_the_user(outcome.error):
                 waiting.clear()
-        done = report.skipped + report.done
-        seen = images + crew.images_under_way
-        on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
+        tell()
     return report
 
 
