@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
@@ -77,19 +76,37 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _watch_signals(reader: int) -> None:
     handler = None
-    while handler is not _interrupt and not was_interrupted():  # `serve` has handlers of its own
+    while handler is not _interrupt and not was_interrupted():  # a library may have one for a while
         (number,) = os.read(reader, 1)
         handler = signal.getsignal(number)
     _say_once()
-    time.sleep(CLEANUP_S)
-    _leave()
 
 
 def _say_once() -> None:
     with _saying:
-        if not was_interrupted():
-            _interrupted.set()
-            say_interrupted()
+        if was_interrupted():
+            return
+        _interrupted.set()
+        say_interrupted()
+        allowance = threading.Timer(CLEANUP_S, _leave)
+        allowance.daemon = True
+        allowance.start()
+
+
+def wait_for_signal() -> None:
+    """Until SIGINT or SIGTERM, which are how a server ends; in a thread other than the main one, for ever."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        ended.wait()
+    watched = signal.set_wakeup_fd(-1)  # nobody is interrupted
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: ended.set()) for number in signals]
+    try:
+        ended.wait()
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
 
 
 def say_interrupted() -> None:

@@ -22,7 +22,7 @@ from ckn_scale.runners.index_images import open_driver, sample
 from ckn_scale.storage.run_folder import RunFolder
 
 run, workers, ray = sys.argv[1:]
-resources = Resources(workers=int(workers), ray=ray or None)
+resources = Resources(workers=int(workers), ray=ray or None, read_ahead=1)
 with open_driver(RunFolder.open(run), resources, lambda said: print(said.images, flush=True)) as driver:
     sample(driver, load_settings("tiny"))
 """
@@ -36,25 +36,28 @@ def host():
 
 @pytest.fixture
 def run(host, tmp_path):
-    """One shard of two images, the second of which comes when it is released."""
-    (tmp_path / "list.txt").write_text(f"{host.url}/a.jpg\n{host.url}/held/b.jpg\n")
+    """One shard of four images, the last of which comes when it is released."""
+    paths = ("a.jpg", "b.jpg", "c.jpg", "held/d.jpg")
+    (tmp_path / "list.txt").write_text("".join(f"{host.url}/{path}\n" for path in paths))
     plan_images(str(tmp_path / "run"), load_settings("tiny"), str(tmp_path / "list.txt"))
     return str(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("workers", "ray"), [("0", ""), ("1", ""), ("1", "local")])
-def test_first_image_is_told_while_the_second_is_waited_for(host, run, user_env, workers, ray):
+def test_images_are_told_while_the_last_is_waited_for(host, run, user_env, workers, ray):
     command = [sys.executable, "-c", SAMPLE, run, workers, ray]
     with subprocess.Popen(command, env=user_env, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            if line == "1\n":
+            if 0 < int(line) < 4:
                 host.released.set()
         assert process.wait() == 0
-    assert host.released.is_set(), "nothing was told between none and both"
-    assert line == "2\n"
+    assert line == "4\n"
+    assert host.asked["/held/d.jpg"] == 1, "it was not held until its host gave up"
 
 
 def test_error_of_the_callers_hook_is_not_held_against_the_shard(host, run):
+    host.released.set()
+
     def refuse(progress):
         if progress.images:
             raise LookupError("of the caller")
@@ -64,4 +67,4 @@ def test_error_of_the_callers_hook_is_not_held_against_the_shard(host, run):
         open_driver(RunFolder.open(run), Resources(workers=0), refuse) as driver,
     ):
         sample(driver, load_settings("tiny"))
-    assert host.asked["/held/b.jpg"] == 1
+    assert host.asked["/a.jpg"] == 1, "nor is it tried again"
