@@ -15,9 +15,17 @@ from ckn_scale.core.principal import COLUMNS_PER_BLOCK
 from ckn_scale.core.specs import ReductionSpec
 from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.spawn import SPAWN
-from ckn_scale.steps.estimate import _on_line, _reduction_bytes, count_sgd_steps, estimate_run, list_sizes
+from ckn_scale.steps.estimate import (
+    SAMPLE_STEPS,
+    _on_line,
+    _reduction_bytes,
+    count_sgd_steps,
+    estimate_run,
+    list_sizes,
+)
 from ckn_scale.steps.plan import plan_images
 from ckn_scale.steps.train_reduction import learn_reduction
+from ckn_scale.storage.run_folder import RunFolder
 
 
 def test_what_was_measured_twice_goes_on_in_a_line():
@@ -104,7 +112,18 @@ def test_bytes_are_predicted_within_a_quarter(photos, tmp_path):
     sizes = {path: path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file()}
     samples = sum(size for path, size in sizes.items() if "samples" in path.relative_to(tmp_path).parts)
     assert 0.75 < estimate.sample_bytes / samples < 1.25
+    assert _find_sampling_steps(RunFolder.open(run)) == set(SAMPLE_STEPS)
     assert set(estimate.steps) > {"sample_patches", "train_layer", "encode_images", "certify_index"}
     for step in ("sample_patches", "train_layer", "sample_vlads", "encode_images"):
         assert estimate.steps[step].seconds > 0, step
     assert any("samples until it is published" in line for line in estimate.lines())
+
+
+def _find_sampling_steps(run):
+    """The steps that wrote below samples/."""
+    commits = [commit for log in run.logs() for commit in run.commits(log).committed().values()]
+    return {
+        commit.step.split("-")[0]
+        for commit in commits
+        if any(file.path.startswith("samples/") for file in commit.files.values())
+    }
