@@ -46,14 +46,21 @@ if __name__ == "__main__":
 """
 
 IN_NATIVE_CODE = """
-import ctypes, signal
+import ctypes, signal, sys, threading
 from ckn_scale import interrupts
+
+def tell():
+    with gate:
+        print("sleeping", flush=True)
 
 interrupts.CLEANUP_S = 0.1
 interrupts.end_on_signals()
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
-print("sleeping", flush=True)
-ctypes.CDLL(None).sleep(60)
+gate, sleep = threading.Lock(), ctypes.CDLL(None).sleep
+with gate:
+    threading.Thread(target=tell, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
+    sys.setswitchinterval(60)  # the other thread goes on when this one is in native code, not before
+sleep(60)
 """
 
 
