@@ -32,15 +32,15 @@ import numpy as np
 from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.front import detect_keypoints
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
 from ckn_scale.core.images import decode_image, encode_thumbnail
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.runners.index_images import open_driver, sample, train
+from ckn_scale.pipeline import open_driver, sample, train
 from ckn_scale.steps.encode_images import (
     EncodedRow,
     EncodeImages,
@@ -48,9 +48,9 @@ from ckn_scale.steps.encode_images import (
     tabulate_thumbnails,
     tabulate_vectors,
 )
-from ckn_scale.steps.model_parts import adopt_models, load_parts, read_generation
-from ckn_scale.steps.plan import PlannedImage, PlanReader, plan_images, require_segments
-from ckn_scale.steps.prepare_images import read_planned
+from ckn_scale.steps.record_models import adopt_models, load_parts, read_generation
+from ckn_scale.steps.plan_images import PlannedImage, PlanReader, plan_images, require_segments
+from ckn_scale.prepare_images import read_planned
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, write_table
 

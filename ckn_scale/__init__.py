@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         TransientStoreError,
         WorkFailed,
     )
-    from ckn_scale.runners.index_images import IndexReport
+    from ckn_scale.pipeline import IndexReport
     from ckn_scale.search.engine import Index, open_index
     from ckn_scale.search.shard import Hit
 
@@ -57,7 +57,7 @@ _HOMES = {
     "index": "ckn_scale.api",
     "load_settings": "ckn_scale.config",
     "Settings": "ckn_scale.config",
-    "IndexReport": "ckn_scale.runners.index_images",
+    "IndexReport": "ckn_scale.pipeline",
     "Index": "ckn_scale.search.engine",
     "open_index": "ckn_scale.search.engine",
     "Hit": "ckn_scale.search.shard",

@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 
 from ckn_scale.config import parse_resources
 from ckn_scale.errors import InputError
-from ckn_scale.runners.base import ProgressHook
+from ckn_scale.runners.driver import ProgressHook
 from ckn_scale.runners.devices import settle_settings
-from ckn_scale.runners.index_images import IndexReport, index_images
+from ckn_scale.pipeline import IndexReport, index_images
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 

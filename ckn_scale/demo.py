@@ -68,7 +68,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     """Everything, in `folder`; True when each query found its own photograph first."""
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import index_images
+    from ckn_scale.pipeline import index_images
     from ckn_scale.serving.app import Serving, check_port, serve_run
 
     check_port("127.0.0.1", port)

@@ -15,9 +15,9 @@ import sys
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError
-from ckn_scale.runners.base import Progress
+from ckn_scale.runners.driver import Progress
 from ckn_scale.runners.devices import settle_settings
-from ckn_scale.runners.index_images import index_images
+from ckn_scale.pipeline import index_images
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:

@@ -27,8 +27,8 @@ from ray_nodes import RayNodes, send_signal
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.runners.index_images import index_images
-from ckn_scale.steps.collect_garbage import find_garbage
+from ckn_scale.pipeline import index_images
+from ckn_scale.runs.collect_garbage import find_garbage
 from ckn_scale.storage.run_folder import RunFolder
 
 NODES = 3

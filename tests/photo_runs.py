@@ -81,7 +81,7 @@ def command_line(user_env: dict[str, str]) -> CommandLine:
 def index_here(photos: Path | str, run: Path | str, **options: Any) -> Any:
     """Index in this process, without workers."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import index_images
+    from ckn_scale.pipeline import index_images
 
     settings = load_settings("tiny", None, OVERRIDES)
     return index_images(str(photos), str(run), settings, Resources(workers=0), **options)
@@ -112,9 +112,9 @@ def background_photos(folder: Path) -> Path:
 def finish_with_background(reference: Path, background: Path, target: Path) -> Any:
     """The reference run as if it had a background: learned again from there on, and encoded."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import open_driver, sample, train
+    from ckn_scale.pipeline import open_driver, sample, train
     from ckn_scale.steps.encode_images import EncodeImages
-    from ckn_scale.steps.plan_background import settle_background
+    from ckn_scale.steps.plan_images import settle_background
     from ckn_scale.storage.run_folder import RunFolder
 
     shutil.copytree(reference, target, ignore=shutil.ignore_patterns("events", "nonces", "index"))
@@ -141,7 +141,7 @@ def tiny_options() -> list[str]:
 
 
 def digests_of(run: Path | str) -> dict[str, str]:
-    from ckn_scale.steps.run_digest import digest_run
+    from ckn_scale.runs.digest import digest_run
     from ckn_scale.storage.run_folder import RunFolder
 
     return digest_run(RunFolder.open(str(run)))
@@ -174,7 +174,7 @@ def assert_conserved(run: Path | str) -> dict[str, int]:
     """Every planned image has one row in the vectors, in one state; the counts by state."""
     import pyarrow as pa
 
-    from ckn_scale.steps.plan import read_segments
+    from ckn_scale.steps.plan_images import read_segments
     from ckn_scale.steps.publish import read_candidate
     from ckn_scale.storage.run_folder import RunFolder
     from ckn_scale.storage.shards import read_table

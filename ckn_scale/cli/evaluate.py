@@ -187,7 +187,7 @@ def prepare_task(
     overrides = [*(override or []), *([] if detector is None else [f'keypoints.detector="{detector}"'])]
     settings = load_settings(preset, config, overrides)
     announce("loading what describes images")
-    from ckn_scale.core.threads import require_device, set_compute_threads
+    from ckn_scale.core.numerics import require_device, set_compute_threads
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import parse_requests
 
@@ -206,7 +206,7 @@ Measured = tuple[list[dict[str, Any]], str, dict[str, Any]]  # results, text, fa
 def measure_scenes(
     task: Task, data: Path, train_images: Path | None, regions: str, smoothings: list[float]
 ) -> Measured:
-    from ckn_scale.evaluate.patch_report import format_patch_tables, summarise
+    from ckn_scale.evaluate.patch_table import format_patch_tables, summarise
     from ckn_scale.evaluate.patch_table import PatchTable
     from ckn_scale.evaluate.scenes import read_scenes
     from ckn_scale.evaluate.training_images import find_images
@@ -241,7 +241,7 @@ def measure_images(
     places: list[Any],
     options: dict[str, Any],
 ) -> Measured:
-    from ckn_scale.evaluate.image_report import format_image_tables, summarise_images
+    from ckn_scale.evaluate.image_table import format_image_tables, summarise_images
     from ckn_scale.evaluate.image_sets import read_image_set
     from ckn_scale.evaluate.image_table import ImageTable
     from ckn_scale.evaluate.training_images import find_images

@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from ckn_scale import __version__
-from ckn_scale.cli import answering, indexing, inspecting
+from ckn_scale.cli import index
+from ckn_scale.cli import status
+from ckn_scale.cli import search
 from ckn_scale.cli.evaluate import app as evaluate_app
 from ckn_scale.cli.options import ANNOUNCEMENTS
 from ckn_scale.cli.show import app as show_app
@@ -32,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Index images for instance retrieval with descriptors learned from them, and search them.",
 )
-for room in (indexing, inspecting, answering):
+for room in (index, status, search):
     room.register(app)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(show_app, name="show")

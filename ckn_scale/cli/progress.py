@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO
 
-from ckn_scale.runners.base import Progress
+from ckn_scale.runners.driver import Progress
 
 PLAIN_EVERY_S = 15.0
 LIVE_EVERY_S = 0.2

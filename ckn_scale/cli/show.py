@@ -223,7 +223,7 @@ def read_settings(
     chosen = [] if points is None else [f"keypoints.max_keypoints={points}"]
     settings = load_settings(preset, config, [*(override or []), *chosen])
     announce("loading what describes images")
-    from ckn_scale.core.threads import set_compute_threads
+    from ckn_scale.core.numerics import set_compute_threads
 
     set_compute_threads(settings.numerics.threads)
     return settings
@@ -233,7 +233,7 @@ def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarra
     """Pixels at working size and their regions; `spare` times as many, to choose from."""
     from dataclasses import replace
 
-    from ckn_scale.core.detect import detect_keypoints
+    from ckn_scale.core.front import detect_keypoints
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.regions import ImageFile, RegionReader
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.codebook import assign_words
+from ckn_scale.core.vlad import assign_words
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.flattening import Flattening
 from ckn_scale.core.front import Front, PreparedImage
 from ckn_scale.core.local_codes import pack_codes, pack_frames
-from ckn_scale.core.projection import Projection
+from ckn_scale.core.pca import Projection
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.vlad import aggregate_vlad
 

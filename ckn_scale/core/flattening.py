@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckn_scale.core.principal import (
+from ckn_scale.core.pca import (
     compare_rows,
     find_principal,
     split_columns,

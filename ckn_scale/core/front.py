@@ -1,18 +1,25 @@
-"""From the bytes of an image to its patches: all that needs no learned model, and no torch."""
+"""One call for every detector."""
 
 from __future__ import annotations
-
+import numpy as np
+from ckn_scale.core.keypoints import detect_dense
+from ckn_scale.core.hessian_affine import detect_hessian_affine
+from ckn_scale.core.images import to_luma
+from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.specs import KeypointSpec
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from ckn_scale.core.detect import detect_keypoints
 from ckn_scale.core.images import decode_image
-from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected
+
+DETECTORS = {"hessian-affine": detect_hessian_affine, "dense": detect_dense}
+
+
+def detect_keypoints(image: np.ndarray, spec: KeypointSpec) -> Keypoints:
+    """The regions of an (H, W, 3) RGB or (H, W) grey image that `spec` asks for, strongest first."""
+    return DETECTORS[spec.detector](to_luma(image), spec)
 
 
 @dataclass(frozen=True)

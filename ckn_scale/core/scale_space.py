@@ -1,20 +1,35 @@
-"""Gaussian scale space of an image and the extrema of its Hessian's determinant.
+"""Arrays that are reused from image to image, one set per thread.
 
-Octave o holds the image at 1/2^o of its size; level k of it is blurred to LEVEL_SIGMAS_PX[k] pixels
-of that octave. The planes of all octaves lie one behind the other in flat arrays (`Layout` tells
-where), so that the points of all octaves are handled in one numpy call.
+A fresh array of some megabytes costs more in page faults than the filters take to fill it.
 """
 
 from __future__ import annotations
-
+import math
+import threading
+import numpy as np
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
 import cv2
-import numpy as np
+from collections.abc import Iterator
 
-from ckn_scale.core.buffers import Buffers
+class Buffers(threading.local):
+    """`take` hands out uninitialised arrays; the next `take` of the same name reuses the memory.
+
+    So nothing that outlives the call it was taken for may be a view of one.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, *shape: int, dtype: type = np.float32) -> np.ndarray:
+        """An array of `shape` under `name`; a name always goes with the same dtype."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size:
+            flat = self._flat[name] = np.empty(size, dtype)
+        return flat[:size].reshape(shape)
+
 
 SCALES_PER_OCTAVE = 3
 NUM_LEVELS = SCALES_PER_OCTAVE + 2  # extrema are sought at the inner ones
@@ -200,3 +215,65 @@ def _join_columns(tables: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray,
 
 def _blur(image: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> np.ndarray:
     return cv2.sepFilter2D(image, cv2.CV_32F, kernel, kernel, out, borderType=cv2.BORDER_REPLICATE)
+
+
+CHUNK = 128  # points at once: larger temporaries cost page faults and fall out of the cache
+
+
+@dataclass(frozen=True)
+class Window:
+    """K samples on a disk in the region's own frame: `positions` (2, K) as (x, y), `weights` (K,), sum 1."""
+
+    positions: np.ndarray
+    weights: np.ndarray
+
+
+def disk_window(*, radius: float, weight_sigma: float, side: int) -> Window:
+    """The nodes of a `side` × `side` grid over [−radius, radius]² that lie on the disk, Gaussian weights."""
+    line = np.linspace(-radius, radius, side, dtype=np.float32)
+    y, x = (a.ravel() for a in np.meshgrid(line, line, indexing="ij"))
+    distance_sq = x * x + y * y
+    inside = distance_sq <= radius**2 * 1.001
+    weights = np.exp(-distance_sq[inside] / (2 * weight_sigma**2))
+    return Window(np.stack([x[inside], y[inside]]), weights / weights.sum())
+
+
+def chunks(num_points: int) -> Iterator[slice]:
+    """Slices of all points, few enough at a time for the cache."""
+    return (slice(start, start + CHUNK) for start in range(0, num_points, CHUNK))
+
+
+def locate_pixels(
+    layout: Layout,
+    octaves: np.ndarray,
+    pitch_px: np.ndarray,
+    frames: np.ndarray,
+    window: Window,
+    *,
+    margin_px: int = 0,
+) -> np.ndarray:
+    """(N, K) positions in a flat array of the pixels nearest to the window's samples.
+
+    Point i with frame (2, 3) in image pixels is looked up in plane `octaves[i]` of `layout`, whose
+    pixels are `pitch_px[i]` apart; samples beyond all but `margin_px` of it move to the nearest pixel.
+    """
+    scaled = frames / pitch_px[:, None, None]
+    scaled[:, :, 2] += 0.5  # so that cutting off the fraction rounds
+    width, height = layout.widths[octaves, None], layout.heights[octaves, None]
+    column = _clipped_line(scaled[:, 0, :, None], window.positions, margin_px, width)
+    row = _clipped_line(scaled[:, 1, :, None], window.positions, margin_px, height)
+    row *= width
+    row += column
+    row += layout.starts[octaves, None]
+    return row
+
+
+def _clipped_line(
+    frame_row: np.ndarray, positions: np.ndarray, margin_px: int, length: np.ndarray
+) -> np.ndarray:
+    """(N, K) one coordinate of all samples as whole pixels in [margin_px, length − margin_px)."""
+    values = frame_row[:, 0] * positions[0]
+    values += frame_row[:, 1] * positions[1]
+    values += frame_row[:, 2]
+    np.clip(values, np.float32(margin_px), (length - 1 - margin_px).astype(np.float32), out=values)
+    return values.astype(np.intp)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import ckn_scale
-from ckn_scale.core.arithmetic import find_arithmetic
+from ckn_scale.core.numerics import find_arithmetic
 from ckn_scale.errors import InputError
 from ckn_scale.search.cache import default_cache_folder
 

@@ -21,7 +21,7 @@ from ckn_scale.core.ckn import Ckn, encode_patches
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
-from ckn_scale.core.projection import Projection, fit_projection
+from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.evaluate.regions import (
     ImageFile,
     KeyedDescriptor,
@@ -22,7 +22,7 @@ from ckn_scale.evaluate.regions import (
 )
 from ckn_scale.evaluate.training_images import Progress
 from ckn_scale.interrupts import signals_blocked
-from ckn_scale.spawn import SPAWN
+from ckn_scale.processes import SPAWN
 
 FILES_PER_TASK = 8
 MIN_FILES = 64  # below this, starting processes costs more than it saves

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.detect import detect_keypoints
+from ckn_scale.core.front import detect_keypoints
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches

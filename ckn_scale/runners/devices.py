@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ckn_scale.config import Settings, load_settings
 from ckn_scale.errors import InputError
-from ckn_scale.steps.model_parts import settings_for_models
+from ckn_scale.steps.record_models import settings_for_models
 from ckn_scale.storage.run_folder import RunFolder, is_run
 
 PROBE_ALLOWANCE_S = 120.0  # an actor of another job may hold the GPUs for longer

@@ -13,11 +13,11 @@ from typing import Literal
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, WorkFailed
 from ckn_scale.interrupts import signals_blocked
-from ckn_scale.killable import exit_with_parent
-from ckn_scale.runners.base import Outcome, ShardTask
-from ckn_scale.runners.sight import Sight
+from ckn_scale.processes import exit_with_parent
+from ckn_scale.runners.driver import Outcome, ShardTask
+from ckn_scale.runners.worker import Sight
 from ckn_scale.runners.worker import Worker
-from ckn_scale.spawn import SPAWN
+from ckn_scale.processes import SPAWN
 
 log = logging.getLogger(__name__)
 

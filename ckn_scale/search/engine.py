@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from ckn_scale.core.encoder import ImageEncoder
-from ckn_scale.core.threads import compute_threads, require_device
+from ckn_scale.core.numerics import compute_threads, require_device
 from ckn_scale.errors import ImageRejected
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, name_image

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.core.sign_index import StoredIndex, wrap_index
-from ckn_scale.core.topk import NO_ID, merge_topk
+from ckn_scale.core.vector_index import NO_ID, merge_topk
 from ckn_scale.core.vector_index import import_faiss
 from ckn_scale.errors import DataDamaged
 from ckn_scale.search.cache import FileCache

@@ -18,9 +18,9 @@ from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import WorkFailed
 from ckn_scale.schemas import PLANNED_IMAGES, read_codes
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.model_parts import read_generation
+from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.name_build import (
     BUILT,
     name_shards,
@@ -28,7 +28,7 @@ from ckn_scale.steps.name_build import (
     number_index_shards,
     position_of,
 )
-from ckn_scale.steps.plan import PlanReader, count_shards, list_replaced, require_segments
+from ckn_scale.steps.plan_images import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,

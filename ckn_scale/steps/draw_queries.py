@@ -17,7 +17,7 @@ from typing import Any
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import DataDamaged
 from ckn_scale.steps.name_build import ENCODED
-from ckn_scale.steps.plan import (
+from ckn_scale.steps.plan_images import (
     QUERY_SEED,
     PlannedImage,
     Segment,

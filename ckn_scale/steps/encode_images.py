@@ -14,14 +14,14 @@ import pyarrow as pa
 from ckn_scale import schemas
 from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
 from ckn_scale.core.images import encode_thumbnail
-from ckn_scale.core.projection import BLOCK_ROWS
+from ckn_scale.core.pca import BLOCK_ROWS
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.model_parts import load_parts, read_generation
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.record_models import load_parts, read_generation
 from ckn_scale.steps.name_build import ENCODED
-from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.steps.plan_images import PlannedImage, PlanReader, count_shards, require_segments
+from ckn_scale.prepare_images import prepare_images
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches

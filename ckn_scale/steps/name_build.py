@@ -13,7 +13,7 @@ import numpy as np
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import WorkFailed
-from ckn_scale.steps.plan import Segment, count_shards, list_replaced
+from ckn_scale.steps.plan_images import Segment, count_shards, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
 

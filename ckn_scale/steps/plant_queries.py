@@ -19,11 +19,11 @@ from ckn_scale.errors import ImageRejected
 from ckn_scale.schemas import planted_queries
 from ckn_scale.search.engine import load_encoder
 from ckn_scale.search.shard import ShardGroup
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
 from ckn_scale.steps.name_build import PLANTED
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.prepare_images import prepare_images
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 
 HITS_LOOKED_AT = 100

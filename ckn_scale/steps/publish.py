@@ -17,13 +17,13 @@ from typing import Any
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import DataDamaged, WorkFailed
-from ckn_scale.steps.base import check_fingerprint
+from ckn_scale.runners.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.failpoints import reach
-from ckn_scale.steps.model_parts import read_generation
+from ckn_scale.failpoints import reach
+from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.name_build import name_build
-from ckn_scale.steps.plan import Segment, count_shards, require_segments
+from ckn_scale.steps.plan_images import Segment, count_shards, require_segments
 from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder

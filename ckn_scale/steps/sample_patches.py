@@ -15,9 +15,9 @@ from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.errors import ImageRejected, WorkFailed
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.plan import PlannedImage, read_sample, require_segments, shard_size
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.plan_images import PlannedImage, read_sample, require_segments, shard_size
+from ckn_scale.prepare_images import prepare_images
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
 

@@ -1,21 +1,114 @@
-"""Train: what is done to the VLAD, learned from the sample or the background. One shard."""
+"""Sample: unreduced VLADs of the images that the reduction is learned on, in blocks of columns."""
 
 from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
+import numpy as np
+import pyarrow as pa
+from ckn_scale.core.encoder import ImageEncoder, PreparedImage
+from ckn_scale.core.pca import split_columns
+from ckn_scale.schemas import read_sampled_vlads, sampled_vlads
+from ckn_scale.runners.step import ShardResult, WorkerSettings
+from ckn_scale.steps.encode_images import group_by_patches
+from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, trained_logs
+from ckn_scale.steps.plan_images import PlannedImage, hash_uri
+from ckn_scale.steps.plan_images import read_background, read_background_images
+from ckn_scale.prepare_images import prepare_images
+from ckn_scale.steps.sample_patches import SampledImagesStep
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import read_table
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-
 from ckn_scale.core.encoder import Reduction
 from ckn_scale.core.flattening import learn_flattening
-from ckn_scale.core.projection import fit_projection_of_columns
+from ckn_scale.core.pca import fit_projection_of_columns
 from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.model_parts import save_result
-from ckn_scale.steps.plan_background import read_background
-from ckn_scale.steps.sample_vlads import SampledVlads, SampleVlads
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.record_models import save_result
+from ckn_scale.steps.plan_images import read_background
+
+VLADS_STAGE = "samples/vlads"
+
+
+class SampleVlads(SampledImagesStep):
+    """Of the background if there is one, else of as many sampled images as the fit needs."""
+
+    name = "sample_vlads"
+    version = 2
+    sections = ("images", "keypoints", "patches", "sample", "channels", "training", "vlad", "reduction")
+
+    @cached_property
+    def sample(self) -> list[PlannedImage]:
+        background = read_background(self.run)
+        if background is not None:
+            return read_background_images(self.run, background)
+        drawn = self.read_drawn()
+        seed, count = self.settings.sample.seed, self.settings.reduction.num_images
+        chosen = sorted(drawn, key=lambda image: hash_uri(seed, image.uri))[:count]
+        return sorted(chosen, key=lambda image: image.image_id)
+
+    def inputs(self) -> Mapping[str, Any]:
+        background = read_background(self.run)
+        return {"background": background.images.sha256 if background is not None else None}
+
+    def shard_ids(self) -> Sequence[int]:
+        """None at all when nothing is learned, or when there are so few images that nothing can be."""
+        spec = self.settings.reduction
+        too_few = spec.method == "flatten" and len(self.sample) < spec.min_images
+        return range(0) if spec.method == "none" or too_few else super().shard_ids()
+
+    @cached_property
+    def encoder(self) -> ImageEncoder:
+        models = find_models(self.run, trained_logs(self.settings))
+        parts = {**load_parts(self.run, models), "encoder": encoder_part(self.settings)}
+        return ImageEncoder.from_parts(parts, with_reduction=False)
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        rows = list(self._describe(shard_id, worker))
+        ids, vlads = [image_id for image_id, _ in rows], [vlad for _, vlad in rows]
+        matrix = np.stack(vlads) if vlads else np.empty((0, self.encoder.dim), "<f2")
+        tables = {}
+        for number, block in enumerate(split_columns(matrix)):
+            schema = sampled_vlads(block.shape[1])
+            tables[f"{VLADS_STAGE}/{number:04d}"] = pa.table([ids, [row.tobytes() for row in block]], schema=schema)
+        return ShardResult(tables=tables, report={"images": len(ids)})
+
+    def _describe(self, shard_id: int, worker: WorkerSettings) -> Iterator[tuple[int, np.ndarray]]:
+        deadline_s = self.settings.encode.image_deadline_s
+        outcomes = prepare_images(self.images_of(shard_id), self.encoder.front.prepare, worker, deadline_s)
+        for group in group_by_patches(outcomes):
+            prepared = [(image, one) for image, one in group if isinstance(one, PreparedImage)]
+            described = self.encoder.describe_prepared([one for _, one in prepared], max_points=0)
+            for (image, _), one in zip(prepared, described, strict=True):
+                yield image.image_id, one.vector.astype("<f2")
+
+
+class SampledVlads(Sequence[np.ndarray]):
+    """Blocks of columns (N, d) float16 in image order, each read when it is asked for."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.commits = [commit for _, commit in sorted(run.commits(SampleVlads.name).committed().items())]
+        self.num_images = sum(commit.report["images"] for commit in self.commits)
+
+    def __len__(self) -> int:
+        return len(self.commits[0].files) if self.commits else 0
+
+    @overload
+    def __getitem__(self, position: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, position: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(position, slice):
+            return [self[one] for one in range(*position.indices(len(self)))]
+        if position >= len(self):
+            raise IndexError(position)
+        stage = f"{VLADS_STAGE}/{position:04d}"
+        tables = (read_table(self.run.store, commit.files[stage]) for commit in self.commits)
+        return np.concatenate([read_sampled_vlads(table) for table in tables])
+
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 
 from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
-from ckn_scale.storage import image_lists, image_tables, tar_members
+from ckn_scale.storage import tars
+from ckn_scale.storage import image_lists, image_tables
 from ckn_scale.storage.filesystems import normalise_url, split_protocol
 from ckn_scale.storage.http_images import HttpImages, is_http
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
@@ -98,7 +99,7 @@ def _read_once(uri: str, etag: str) -> bytes:
         return InputFile(normalise_url(uri)).read()
     file = InputFile(normalise_url(match["file"]))
     if match["kind"].lower() == "tar":
-        return tar_members.read_member(file, match["member"], etag)
+        return tars.read_member(file, match["member"], etag)
     return image_tables.read_row(file, match["member"])
 
 
@@ -132,7 +133,7 @@ def _list_named_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]
         "txt": _list_text,
         "csv": _list_rows,
         "tsv": _list_rows,
-        "tar": tar_members.list_members,
+        "tar": tars.list_members,
         "parquet": _list_parquet,
         "pq": _list_parquet,
     }
@@ -158,7 +159,7 @@ def _list_found_files(files: Iterable[InputFile], keep: Sequence[str]) -> Iterat
 
 
 def _scan_tar(file: InputFile, keep: Sequence[str]) -> list[ImageRef]:
-    return list(tar_members.list_members(file, keep))
+    return list(tars.list_members(file, keep))
 
 
 def _list_found_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
@@ -216,4 +217,4 @@ def _expand(rows: Iterator[image_lists.Row], keep: Sequence[str]) -> Iterator[Im
         entry = stat_input(uri)
         if entry is None:
             raise InputError(f"{uri} does not exist")
-        yield from tar_members.list_members(entry, keep)
+        yield from tars.list_members(entry, keep)

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from ckn_scale.cli.progress import ProgressLine, RemainingTime, format_progress
-from ckn_scale.runners.base import Progress
+from ckn_scale.runners.driver import Progress
 
 
 def encode(images, seconds, done=0, total=4):

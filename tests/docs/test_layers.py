@@ -56,4 +56,4 @@ def test_help_is_light():
 
 def test_status_is_light():
     """Torch would take as much memory as the records of 100,000 shards, and longer than most answers."""
-    assert not _loaded_after("import ckn_scale.steps.run_status") & HEAVY
+    assert not _loaded_after("import ckn_scale.runs.status") & HEAVY

@@ -11,7 +11,7 @@ from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, read_draw
-from ckn_scale.steps.plan import read_segments
+from ckn_scale.steps.plan_images import read_segments
 from ckn_scale.storage.run_folder import RunFolder
 
 

@@ -24,7 +24,7 @@ from photo_runs import (
 )
 from ray_nodes import list_children
 
-from ckn_scale.steps.failpoints import SHARD_VARIABLE
+from ckn_scale.failpoints import SHARD_VARIABLE
 from ckn_scale.storage.run_folder import RunFolder
 
 

@@ -25,11 +25,12 @@ from ckn_scale.config import load_settings
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunMismatch, WorkFailed
-from ckn_scale.steps import base, publish
-from ckn_scale.steps.base import process_shard, redo_shard
+from ckn_scale.runners import step
+from ckn_scale.steps import publish
+from ckn_scale.runners.step import process_shard, redo_shard
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.failpoints import SHARD_VARIABLE
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.failpoints import SHARD_VARIABLE
+from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.publish import publish_version, read_candidate
 from ckn_scale.storage.index_files import read_manifest, write_manifest
 from ckn_scale.storage.run_folder import RunFolder
@@ -125,10 +126,10 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 
     def plan_more(place, step, _):
         if (place, step) == ("data_written", "build_index"):
-            monkeypatch.setattr(base, "reach", lambda *_: None)
+            monkeypatch.setattr(step, "reach", lambda *_: None)
             plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(more), append=True)
 
-    monkeypatch.setattr(base, "reach", plan_more)
+    monkeypatch.setattr(step, "reach", plan_more)
     report = index_here(photos, run)
     assert _versions(run) == [(1, 23, 2)]
     assert report.states == {"ok": 23, "truncated": 1}
@@ -157,10 +158,10 @@ def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
     run = RunFolder.open(str(run))
 
     def let_the_other_commit(place, *_):
-        monkeypatch.setattr(base, "reach", lambda *_: None)
+        monkeypatch.setattr(step, "reach", lambda *_: None)
         process_shard(NewerEncodeImages(run), 3)
 
-    monkeypatch.setattr(base, "reach", let_the_other_commit)
+    monkeypatch.setattr(step, "reach", let_the_other_commit)
     with pytest.raises(RunMismatch, match=r"encode_images shard 3 was made by .* another release"):
         process_shard(EncodeImages(run), 3)
     (standing,) = read_commits(run.url).values()

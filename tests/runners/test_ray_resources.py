@@ -75,8 +75,8 @@ def test_gpu_that_torch_does_not_see_is_refused_by_name(cluster, photos, tmp_pat
     code = (
         "import sys\nfrom ckn_scale.config import Resources\n"
         "from ckn_scale.runners.devices import settle_settings\n"
-        "from ckn_scale.runners.index_images import open_driver\n"
-        "from ckn_scale.steps.plan import plan_images\n"
+        "from ckn_scale.pipeline import open_driver\n"
+        "from ckn_scale.steps.plan_images import plan_images\n"
         "photos, run = sys.argv[1:]\n"
         "print(settle_settings(run, 'tiny', ray='auto').numerics.device)\n"
         "planned = plan_images(run, settle_settings(run, 'tiny', device='cuda', ray='auto'), photos)\n"

@@ -8,7 +8,7 @@ import pytest
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, DataDamaged, RunMismatch, WorkFailed
-from ckn_scale.runners.base import Outcome, ShardTask, require_done, run_shards
+from ckn_scale.runners.driver import Outcome, ShardTask, require_done, run_shards
 
 
 class ScriptedCrew:

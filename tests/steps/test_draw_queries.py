@@ -6,7 +6,7 @@ import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.steps.draw_queries import draw_queries, read_draw, write_draw
-from ckn_scale.steps.plan import hash_uri, plan_images, read_sample, read_segments
+from ckn_scale.steps.plan_images import hash_uri, plan_images, read_sample, read_segments
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from photo_runs import OVERRIDES, index_here
 
 from ckn_scale.config import load_settings
-from ckn_scale.steps.estimate import _on_line, estimate_run, list_sizes
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.runs.estimate import _on_line, estimate_run, list_sizes
+from ckn_scale.steps.plan_images import plan_images
 
 
 def test_what_was_measured_twice_goes_on_in_a_line():

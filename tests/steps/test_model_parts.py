@@ -6,7 +6,7 @@ import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.steps.model_parts import adopt_models
+from ckn_scale.steps.record_models import adopt_models
 from ckn_scale.storage.run_folder import RunFolder
 
 

@@ -6,9 +6,9 @@ import pytest
 from ckn_scale.config import load_settings
 from ckn_scale.errors import DataDamaged, InputError, RunMismatch
 from ckn_scale.schemas import PLANNED_IMAGES
-from ckn_scale.steps import plan
-from ckn_scale.steps.collect_garbage import find_garbage
-from ckn_scale.steps.plan import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
+from ckn_scale.steps import plan_images
+from ckn_scale.runs.collect_garbage import find_garbage
+from ckn_scale.steps.plan_images import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
 from ckn_scale.steps.sample_patches import SamplePatches
 
 
@@ -114,7 +114,7 @@ def planned_names(run):
 def race(monkeypatch, rival):
     """Lets `rival` plan in the moment before the next plan record is written, once."""
     rivals = [rival]
-    monkeypatch.setattr(plan, "reach", lambda *place: rivals.pop()() if rivals else None)
+    monkeypatch.setattr(plan_images, "reach", lambda *place: rivals.pop()() if rivals else None)
 
 
 def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_plan_that_stands(tmp_path, monkeypatch):

@@ -15,10 +15,10 @@ from ckn_scale.core.encoder import Front, PreparedImage
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.errors import ImageRejected, TransientStoreError
-from ckn_scale.steps.base import WorkerSettings
-from ckn_scale.steps.failpoints import HANG_VARIABLE, KILL_VARIABLE
-from ckn_scale.steps.plan import PlannedImage
-from ckn_scale.steps.prepare_images import _work_ahead, prepare_images
+from ckn_scale.runners.step import WorkerSettings
+from ckn_scale.failpoints import HANG_VARIABLE, KILL_VARIABLE
+from ckn_scale.steps.plan_images import PlannedImage
+from ckn_scale.prepare_images import _work_ahead, prepare_images
 from ckn_scale.storage.store import Store
 
 

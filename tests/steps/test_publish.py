@@ -10,7 +10,7 @@ from photo_runs import index_here
 from ckn_scale.core.views import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import WorkFailed
-from ckn_scale.steps.plan import Segment
+from ckn_scale.steps.plan_images import Segment
 from ckn_scale.steps.publish import Candidate, Failures, count_failures
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile

@@ -11,14 +11,14 @@ from photo_runs import background_photos, finish_with_background, read_commits
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.runners.index_images import build, index_images, open_driver, sample, train
+from ckn_scale.pipeline import build, index_images, open_driver, sample, train
 from ckn_scale.schemas import read_codes
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.model_parts import load_model_named
-from ckn_scale.steps.plan import read_segments
-from ckn_scale.steps.plan_background import (
+from ckn_scale.steps.record_models import load_model_named
+from ckn_scale.steps.plan_images import read_segments
+from ckn_scale.steps.plan_images import (
     plan_with_background,
     read_background,
     read_background_images,

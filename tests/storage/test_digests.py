@@ -8,7 +8,7 @@ import pytest
 
 from ckn_scale import schemas
 from ckn_scale.errors import DataDamaged
-from ckn_scale.storage.digests import digest_rows
+from ckn_scale.runs.digest import digest_rows
 from ckn_scale.storage.shards import read_table, write_table
 
 DIM = 8

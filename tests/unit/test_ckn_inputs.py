@@ -12,7 +12,7 @@ from ckn_scale.core.ckn_inputs import (
     split_colours,
 )
 from ckn_scale.core.specs import CknSpec, LayerSpec
-from ckn_scale.core.whitening import half_whitening, mix_sums, opposite_basis
+from ckn_scale.core.ckn_inputs import half_whitening, mix_sums, opposite_basis
 
 
 @pytest.fixture(scope="module")

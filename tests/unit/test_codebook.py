@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ckn_scale.core.codebook import assign_words, fit_codebook
+from ckn_scale.core.vlad import assign_words, fit_codebook
 
 
 @pytest.fixture(scope="module")

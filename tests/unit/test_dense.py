@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.dense import FIRST_SCALE_PX, MAX_POINTS, detect_dense
+from ckn_scale.core.keypoints import FIRST_SCALE_PX, MAX_POINTS, detect_dense
 from ckn_scale.core.specs import KeypointSpec
 
 

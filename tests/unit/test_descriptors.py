@@ -11,7 +11,7 @@ from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor, cell_matrix, normalise_histograms
-from ckn_scale.core.projection import fit_projection
+from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.specs import ProjectionSpec
 
 

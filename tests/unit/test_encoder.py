@@ -10,7 +10,7 @@ from ckn_scale.core.ckn_model import orientation_layer, subpatch_dim
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.encoder import Channel, Front, ImageEncoder
 from ckn_scale.core.flattening import fit_flattening
-from ckn_scale.core.projection import Projection, fit_projection
+from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.specs import (
     ChannelSpec,
     CknSpec,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckn_scale.core.nystrom import (
+from ckn_scale.core.ckn_training import (
     add_by_product,
     add_to_clusters,
     cluster_on_sphere,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckn_scale.core import principal
-from ckn_scale.core.principal import (
+from ckn_scale.core import pca
+from ckn_scale.core.pca import (
     compare_rows,
     find_principal,
     largest_eigenpairs,
@@ -31,7 +31,7 @@ def decompose_slowly(rows, weights):
 @pytest.mark.parametrize("exact_size", [10, 10_000])
 def test_find_principal_equals_the_definition(monkeypatch, exact_size):
     """By subspace iteration, and by eigh."""
-    monkeypatch.setattr(principal, "_EXACT_SIZE", exact_size)
+    monkeypatch.setattr(pca, "_EXACT_SIZE", exact_size)
     rows, weights = unit_rows(700, 90), np.random.default_rng(1).uniform(0.1, 1, 700)
     columns = split_columns(rows.astype(np.float32), 40)
     found = find_principal(columns, *compare_rows(columns), 12, weights)
@@ -60,7 +60,7 @@ def test_columns_and_their_float_type_do_not_matter():
 
 def test_subspace_iteration_ends_by_its_residual(monkeypatch):
     """A spectrum that falls slowly: eight rounds, as it once was, leave the last directions unsettled."""
-    monkeypatch.setattr(principal, "_EXACT_SIZE", 10)
+    monkeypatch.setattr(pca, "_EXACT_SIZE", 10)
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(600, 600)))[0]
     values = np.arange(1, 601) ** -0.3
@@ -69,13 +69,13 @@ def test_subspace_iteration_ends_by_its_residual(monkeypatch):
     residuals = torch.linalg.vector_norm(matrix.double() @ vectors - vectors * found, dim=0)
     assert (residuals <= 1.2e-3 * found).all()
     np.testing.assert_allclose(found, values[:24], rtol=1e-4)
-    monkeypatch.setattr(principal, "_MAX_ROUNDS", 8)
+    monkeypatch.setattr(pca, "_MAX_ROUNDS", 8)
     with pytest.raises(ValueError, match="did not settle"):
         largest_eigenpairs(matrix, 24)
 
 
 def test_rows_with_nan_are_refused_and_do_not_hang(monkeypatch):
-    monkeypatch.setattr(principal, "_EXACT_SIZE", 10)
+    monkeypatch.setattr(pca, "_EXACT_SIZE", 10)
     with pytest.raises((ValueError, RuntimeError)):
         largest_eigenpairs(torch.full((600, 600), torch.nan), 8)
 

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from ckn_scale.core import principal
-from ckn_scale.core.projection import Projection, fit_projection
+from ckn_scale.core import pca
+from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.specs import ProjectionSpec
 
 
@@ -91,7 +91,7 @@ def test_large_matrices_are_decomposed_iteratively(monkeypatch):
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(500, 300)) * np.arange(1, 301) ** -0.8).astype(np.float32)
     exact = fit_projection(rows, ProjectionSpec(dim=32)).apply(rows[:100])
-    monkeypatch.setattr(principal, "_EXACT_SIZE", 100)
+    monkeypatch.setattr(pca, "_EXACT_SIZE", 100)
     found = fit_projection(rows, ProjectionSpec(dim=32)).apply(rows[:100])
     np.testing.assert_allclose(found @ found.T, exact @ exact.T, atol=0.005)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.core.sign_index import SignIndex, build_signs
-from ckn_scale.core.topk import merge_topk
+from ckn_scale.core.vector_index import merge_topk
 from ckn_scale.core.vector_codes import SignCodec
 
 DIM = 512

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from ckn_scale.core.topk import NO_ID, merge_topk
+from ckn_scale.core.vector_index import NO_ID, merge_topk
 
 
 def row(*values):

@@ -7,8 +7,8 @@ import faiss
 import numpy as np
 import pytest
 
-from ckn_scale.core import topk
-from ckn_scale.core.topk import merge_topk
+from ckn_scale.core import vector_index
+from ckn_scale.core.vector_index import merge_topk
 from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss
 from ckn_scale.errors import MissingDependency
 
@@ -80,7 +80,7 @@ def test_equal_rows_cost_one_more_pass_and_a_bounded_block(monkeypatch):
     passes, blocks = [], []
     for name, calls in (("nearest", passes), ("above", passes), ("vectors_at", blocks)):
         monkeypatch.setattr(index, name, recording(getattr(index, name), calls))
-    monkeypatch.setattr(topk, "SCORED_BYTES", 8 * 24 * 1000)
+    monkeypatch.setattr(vector_index, "SCORED_BYTES", 8 * 24 * 1000)
     assert index.search(vectors[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
     assert len(passes) == 2
     assert max(len(positions) for (positions,) in blocks) == 1000

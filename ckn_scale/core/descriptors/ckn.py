@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches, parse_dtype
-from ckn_scale.core.projection import Projection, project_rows
+from ckn_scale.core.pca import Projection, project_rows
 
 Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
 

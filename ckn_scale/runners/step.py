@@ -1,0 +1,204 @@
+"""A step turns stage into stage, one shard at a time; `process_shard` is the one way to do a shard.
+
+The local loop, the process pool, the Ray actor, retries and tests all call `process_shard`. A
+runner chooses who and when, never what.
+"""
+
+from __future__ import annotations
+import hashlib
+import json
+import os
+import resource
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+import pyarrow as pa
+from ckn_scale.config import Settings, parse_settings
+from ckn_scale.core.numerics import Arithmetic
+from ckn_scale.errors import RunMismatch
+from ckn_scale.failpoints import reach
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit, DataFile, ShardLog, find_damage, write_table
+from dataclasses import asdict
+from typing import Any
+from ckn_scale.core.numerics import Arithmetic, find_arithmetic
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What a shard came to: tables to write, files already written, and counts for the record."""
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    files: Mapping[str, DataFile] = field(default_factory=dict)
+    states: Mapping[str, int] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How this worker works; none of it changes a byte."""
+
+    read_ahead: int = 4
+    read_deadline_s: float = 300.0
+    image_memory_bytes: int = 1 << 30  # of images that are read and decoded ahead
+    isolate: bool = False  # each image in a subprocess that can be killed
+    check: bool = False  # a committed shard is read, and made again where it is damaged
+    on_image: Callable[[], None] = lambda: None  # called when one more image of the shard is done
+
+
+class Step(ABC):
+    """One arrow of the pipeline over one run folder."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1  # raise it when the output changes for the same input
+    sections: ClassVar[tuple[str, ...]]  # the settings this step's output depends on
+    label_params: ClassVar[tuple[str, ...]] = ()  # the parameters that tell one use of it from another
+
+    def __init__(self, run: RunFolder, params: Mapping[str, str] | None = None) -> None:
+        self.run = run
+        self.params = dict(params or {})
+
+    @cached_property
+    def settings(self) -> Settings:
+        return parse_settings(self.run.settings)
+
+    @property
+    def label(self) -> str:
+        """What its records are filed under: `encode_images`, `train_layer-1`."""
+        return "-".join([self.name, *(self.params[name] for name in self.label_params)])
+
+    @property
+    def log(self) -> ShardLog:
+        return self.run.commits(self.label)
+
+    @abstractmethod
+    def shard_ids(self) -> Sequence[int]:
+        """Every shard of this step, known before the first one starts."""
+
+    def num_images(self, shard_id: int) -> int:
+        """How many images a shard goes through, for progress; 0 when its work is not counted in images."""
+        return 0
+
+    @abstractmethod
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        """Read the input of one shard and compute its output."""
+
+    def inputs(self) -> Mapping[str, Any]:
+        """What the output depends on besides the settings, as JSON: hashes of models, say."""
+        return {}
+
+    @cached_property
+    def arithmetic(self) -> Arithmetic:
+        """What this process computes with; RunMismatch when the run does with another."""
+        return require_same_arithmetic(self.run, self.settings.numerics.device)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
+        facts = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:
+    """Read → apply → write → commit. Returns what stands, and whether this call did the work."""
+    worker = worker or WorkerSettings()
+    standing = step.log.get(shard_id)
+    if standing is None:
+        return _do_shard(step, shard_id, worker, None, None), True
+    check_fingerprint(step, standing)
+    damage = find_damage(step.run.store, standing.files.values()) if worker.check else None
+    if damage is not None:
+        return redo_shard(step, standing, damage, worker), True
+    return standing, False
+
+
+def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:
+    """The next generation of a shard: a retry of failures or the repair of damage."""
+    check_fingerprint(step, standing)
+    return _do_shard(step, standing.shard_id, worker or WorkerSettings(), standing, reason)
+
+
+def _do_shard(
+    step: Step, shard_id: int, worker: WorkerSettings, standing: Commit | None, reason: str | None
+) -> Commit:
+    arithmetic = step.arithmetic
+    attempt, started_at = new_attempt(), time.time()
+    result = step.apply(shard_id, attempt, worker)
+    files = {
+        stage: write_table(step.run, stage, shard_id, attempt, table)
+        for stage, table in result.tables.items()
+    }
+    reach("data_written", step.name, shard_id)
+    mine = Commit(
+        step=step.label,
+        shard_id=shard_id,
+        generation=1 if standing is None else standing.generation + 1,
+        attempt=attempt,
+        fingerprint=step.fingerprint,
+        files={**result.files, **files},
+        states=dict(result.states),
+        worker={**describe_worker(step.settings.numerics.device), "arithmetic": str(arithmetic)},
+        seconds=round(time.time() - started_at, 3),
+        started_at=started_at,
+        report=dict(result.report),
+        supersedes=None if standing is None else standing.generation,
+        reason=reason,
+    )
+    stands, _ = step.log.commit(mine)
+    reach("recorded", step.name, shard_id)
+    check_fingerprint(step, stands)  # lost to another process: it may run other code
+    return stands
+
+
+def check_fingerprint(step: Step, commit: Commit) -> None:
+    if commit.fingerprint != step.fingerprint:
+        raise RunMismatch(
+            f"{step.run.url}: {step.name} shard {commit.shard_id} was made by other settings, models, "
+            f"numerics or another release of ckn_scale (here its algorithm has version {step.version}), on "
+            f"host {commit.worker.get('host')}: their results do not mix; use another run folder"
+        )
+
+
+def describe_worker(device: str) -> dict[str, Any]:
+    """Who did it, for the record."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": device,
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def require_same_arithmetic(run: RunFolder, device: str) -> Arithmetic:
+    """What this process computes with; RunMismatch when the run's results come from another arithmetic."""
+    mine = find_arithmetic(device)
+    records = [body for _, body in run.numerics.all()]
+    if not any("arithmetic" in body for body in records):
+        body = {"arithmetic": asdict(mine), "host": socket.gethostname()}
+        number = max(run.numerics.numbers(), default=0) + 1
+        records.append(run.numerics.create(number, body).body)
+    if not any(_fits(body, mine) for body in records):
+        first = next(body for body in records if "arithmetic" in body)
+        theirs, here = Arithmetic(**first["arithmetic"]), socket.gethostname()
+        raise RunMismatch(
+            f"{run.url} was computed with {theirs} on host {first['host']}, and host {here} computes with "
+            f"{mine}: their bytes differ. Use workers of one kind of CPU and one set of libraries "
+            "(ATEN_CPU_CAPABILITY=avx2 makes torch use less than a CPU has), or let them mix, on record, "
+            "with `ckn-scale index --allow-mix`"
+        )
+    return mine
+
+
+def allow_mix(run: RunFolder) -> None:
+    """From now on any arithmetic may work on the run; its bytes are then those of no single kind."""
+    if not any(body.get("mix") for _, body in run.numerics.all()):
+        run.numerics.append({"mix": True, "host": socket.gethostname()})
+
+
+def _fits(body: dict[str, Any], mine: Arithmetic) -> bool:
+    return bool(body.get("mix")) or body.get("arithmetic") == asdict(mine)

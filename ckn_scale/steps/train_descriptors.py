@@ -1,0 +1,93 @@
+"""Train: workers describe their part of the sampled patches, for the projection and for the words."""
+
+from __future__ import annotations
+from typing import Literal
+import numpy as np
+import pyarrow as pa
+from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.encoder import load_descriptor
+from ckn_scale.core.sampling import smallest
+from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.schemas import float_rows, read_float_rows
+from ckn_scale.runners.step import ShardResult, WorkerSettings
+from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep
+from ckn_scale.steps.record_models import load_parts_named, trained_logs
+from ckn_scale.steps.sample_patches import SampledPatches
+from ckn_scale.storage.shards import read_table
+from ckn_scale.core.pca import fit_projection
+from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelStep
+from ckn_scale.steps.record_models import save_result
+from ckn_scale.core.vlad import fit_codebook
+
+Form = Literal["raw", "projected"]
+DESCRIBED_STAGE = "samples/descriptors"
+
+
+class DescribePatches(ChannelPartStep):
+    """`params`: form, raw (before the projection is learned) or projected."""
+
+    name = "describe_patches"
+    sections = (*TRAINING_SECTIONS, "vlad")
+    label_params = ("form",)
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        channel, part = self.part(shard_id)
+        sampled = SampledPatches(self.run, self._count(channel), self.settings.patches.size_px)
+        patches, priorities = sampled.read_shard(part)
+        described = self._describe(channel.ckn.channel, patches)
+        rows = [row.tobytes() for row in described]
+        table = pa.table([priorities, rows], schema=float_rows(described.shape[1]))
+        return ShardResult(tables={DESCRIBED_STAGE: table})
+
+    def _count(self, channel: ChannelSpec) -> int:
+        raw = self.params["form"] == "raw"
+        return channel.projection.num_descriptors if raw else self.settings.vlad.num_descriptors
+
+    def _describe(self, channel: str, patches: np.ndarray) -> np.ndarray:
+        numerics = self.settings.numerics.model_dump()
+        logs = trained_logs(self.settings)
+        if self.params["form"] == "projected":
+            parts = load_parts_named(self.run, logs, (f"ckn-{channel}", f"projection-{channel}"))
+            return load_descriptor(parts, channel, numerics).describe(patches)
+        parts = load_parts_named(self.run, logs, (f"ckn-{channel}",))
+        return encode_patches(
+            Ckn.from_arrays(*parts[f"ckn-{channel}"]),
+            patches,
+            batch_size=numerics["batch_patches"],
+            device=numerics["device"],
+            dtype=numerics["dtype"],
+        )
+
+
+def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
+    """The channel's descriptors (N, D) float32, in the order of their hashes, whoever made them."""
+    commits = step.log.committed()
+    tables = [read_table(step.run.store, commits[one].files[DESCRIBED_STAGE]) for one in step.shards_of(channel)]
+    priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
+    rows = np.concatenate([read_float_rows(table) for table in tables])
+    return rows[smallest(priorities, len(priorities))]
+
+
+class TrainProjection(ChannelStep):
+    name = "train_projection"
+    sections = (*TRAINING_SECTIONS, "vlad")
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        spec = self.channel(shard_id)
+        descriptors = read_descriptors(DescribePatches(self.run, {"form": "raw"}), spec.ckn.channel)
+        projection = fit_projection(descriptors, spec.projection)
+        arrays, facts = projection.to_arrays()
+        return save_result(self.run, f"projection-{spec.ckn.channel}", arrays, facts, dim=projection.dim)
+
+
+class TrainCodebook(ChannelStep):
+    name = "train_codebook"
+    sections = (*TRAINING_SECTIONS, "vlad")
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        name, vlad = self.channel(shard_id).ckn.channel, self.settings.vlad
+        descriptors = read_descriptors(DescribePatches(self.run, {"form": "projected"}), name)
+        centroids = fit_codebook(
+            descriptors, vlad.num_words, iterations=vlad.kmeans_iterations, seed=vlad.seed
+        )
+        return save_result(self.run, f"codebook-{name}", {"centroids": centroids}, {}, words=len(centroids))

@@ -1,0 +1,197 @@
+"""Training steps whose shards are channels, or the parts of the sample once per channel."""
+
+from __future__ import annotations
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.runners.step import Step
+from ckn_scale.steps.sample_patches import SamplePatches
+import numpy as np
+import pyarrow as pa
+from ckn_scale.config import Settings
+from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.ckn_training import Subpatches, draw_subpatches, start_ckn
+from ckn_scale.schemas import float_rows, read_float_rows
+from ckn_scale.runners.step import ShardResult, WorkerSettings
+from ckn_scale.steps.record_models import layer_logs, load_model_named
+from ckn_scale.steps.sample_patches import SampledPatches
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import read_table
+import math
+import torch
+from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
+from ckn_scale.core.ckn_training import choose_alpha
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.core.ckn_training import add_layer
+from ckn_scale.steps.record_models import save_result
+
+TRAINING_SECTIONS = ("images", "keypoints", "patches", "sample", "channels", "training")
+
+
+class ChannelStep(Step):
+    """One shard per channel: channels train on different workers."""
+
+    def shard_ids(self) -> Sequence[int]:
+        return range(len(self.settings.channels))
+
+    def channel(self, shard_id: int) -> ChannelSpec:
+        return self.settings.channels[shard_id]
+
+
+class ChannelPart(NamedTuple):
+    channel: ChannelSpec
+    sample_shard: int
+
+
+class ChannelPartStep(Step):
+    """One shard per channel and part of the sample, channel by channel."""
+
+    @cached_property
+    def num_parts(self) -> int:
+        return len(SamplePatches(self.run).shard_ids())
+
+    def positions(self) -> Sequence[int]:
+        """The channels that take part."""
+        return range(len(self.settings.channels))
+
+    def shard_ids(self) -> Sequence[int]:
+        names = [self.settings.channel_names[position] for position in self.positions()]
+        return [shard_id for name in names for shard_id in self.shards_of(name)]
+
+    def part(self, shard_id: int) -> ChannelPart:
+        return ChannelPart(self.settings.channels[shard_id // self.num_parts], shard_id % self.num_parts)
+
+    def shards_of(self, channel: str) -> Sequence[int]:
+        position = self.settings.channel_names.index(channel)
+        return range(position * self.num_parts, (position + 1) * self.num_parts)
+
+
+SUBPATCHES_STAGE = "samples/subpatches"
+
+
+def learned_layers(settings: Settings, position: int) -> range:
+    """The layers of a channel that are learned: all but grad's orientations."""
+    ckn = settings.channels[position].ckn
+    return range(1 if ckn.channel == "grad" else 0, len(ckn.layers))
+
+
+class DrawSubpatches(ChannelPartStep):
+    """`params`: layer, counted from 0."""
+
+    name = "draw_subpatches"
+    sections = TRAINING_SECTIONS
+    label_params = ("layer",)
+
+    @property
+    def layer(self) -> int:
+        return int(self.params["layer"])
+
+    def positions(self) -> Sequence[int]:
+        everyone = range(len(self.settings.channels))
+        return [position for position in everyone if self.layer in learned_layers(self.settings, position)]
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        channel, part = self.part(shard_id)
+        training, size_px = self.settings.training, self.settings.patches.size_px
+        ckn = read_ckn_below(self.run, self.settings, channel.ckn.channel, self.layer)
+        sampled = SampledPatches(self.run, training.num_patches, size_px)
+        patches, priorities = sampled.read_shard(part)
+        drawn = draw_subpatches(
+            ckn,
+            channel.ckn,
+            patches,
+            priorities.view(np.int64),
+            -(-training.num_subpatches // len(sampled)),
+            seed=training.seed,
+            device=self.settings.numerics.device,
+        )
+        schema = float_rows(drawn.rows.shape[1])
+        rows = [row.tobytes() for row in drawn.rows]
+        return ShardResult(tables={SUBPATCHES_STAGE: pa.table([drawn.priorities, rows], schema=schema)})
+
+
+def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int) -> Ckn:
+    """The channel's CKN as far as it is learned before `layer`."""
+    position = settings.channel_names.index(channel)
+    spec = settings.channels[position].ckn
+    if layer == learned_layers(settings, position).start:
+        return start_ckn(spec, settings.patches.size_px)
+    return Ckn.from_arrays(*load_model_named(run, layer_logs(layer), f"ckn-{channel}"))
+
+
+def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
+    """The channel's sub-patches (n, q): those of smallest hash, whatever workers drew them."""
+    commits = step.log.committed()
+    tables = [read_table(step.run.store, commits[one].files[SUBPATCHES_STAGE]) for one in step.shards_of(channel)]
+    parts = [Subpatches(read_float_rows(table), table.column("priority").to_numpy()) for table in tables]
+    return Subpatches.merge(parts, step.settings.training.num_subpatches).rows
+
+
+class SearchRates(Step):
+    """One shard per channel and candidate. `params`: layer, counted from 0."""
+
+    name = "search_rates"
+    sections = TRAINING_SECTIONS
+    label_params = ("layer",)
+
+    @property
+    def drawn(self) -> DrawSubpatches:
+        return DrawSubpatches(self.run, self.params)
+
+    def shards_of(self, position: int) -> Sequence[int]:
+        training = self.settings.training
+        count = training.sgd_rate_candidates if training.solver == "sgd" else 0
+        return range(position * count, (position + 1) * count)
+
+    def shard_ids(self) -> Sequence[int]:
+        return [shard_id for position in self.drawn.positions() for shard_id in self.shards_of(position)]
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        training = self.settings.training
+        position, candidate = divmod(shard_id, training.sgd_rate_candidates)
+        spec = self.settings.channels[position].ckn
+        rows = read_subpatches(self.drawn, spec.channel)
+        alpha = choose_alpha(rows, spec.alpha_quantile)
+        problem = pose_problem(torch.from_numpy(rows).to(self.settings.numerics.device), alpha, training)
+        num_filters = spec.layers[int(self.params["layer"])].num_filters
+        start = draw_filters(problem, num_filters, training.seed)
+        rate = candidate_rates(training)[candidate]
+        error = try_rate(problem, start, rate, training)
+        return ShardResult(report={"rate": rate, "error": error if math.isfinite(error) else None})
+
+
+def read_rate(step: SearchRates, position: int) -> float | None:
+    """The best candidate of a channel; None where nothing is searched."""
+    shard_ids = step.shards_of(position)
+    if not shard_ids:
+        return None
+    commits = step.log.committed()
+    reports = [commits[shard_id].report for shard_id in shard_ids]
+    errors = [math.inf if report["error"] is None else report["error"] for report in reports]
+    return choose_rate([report["rate"] for report in reports], errors)
+
+
+class TrainLayer(ChannelStep):
+    """`params`: layer, counted from 0."""
+
+    name = "train_layer"
+    sections = TRAINING_SECTIONS
+    label_params = ("layer",)
+
+    @property
+    def drawn(self) -> DrawSubpatches:
+        return DrawSubpatches(self.run, self.params)
+
+    def shard_ids(self) -> Sequence[int]:
+        return self.drawn.positions()
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        spec, training = self.channel(shard_id).ckn, self.settings.training
+        below = read_ckn_below(self.run, self.settings, spec.channel, int(self.params["layer"]))
+        subpatches = read_subpatches(self.drawn, spec.channel)
+        rate = read_rate(SearchRates(self.run, self.params), shard_id)
+        device = self.settings.numerics.device
+        ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
+        arrays, facts = ckn.to_arrays()
+        return save_result(self.run, f"ckn-{spec.channel}", arrays, facts, subpatches=len(subpatches))
