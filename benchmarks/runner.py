@@ -32,15 +32,16 @@ import numpy as np
 from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.core.front import detect_keypoints
+from ckn_scale.core.augmentations import VIEWS, encode_jpeg, render_view
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
 from ckn_scale.core.images import decode_image, encode_thumbnail
-from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.numerics import set_compute_threads
+from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.pipeline import open_driver, sample, train
+from ckn_scale.prepare_images import read_planned
 from ckn_scale.steps.encode_images import (
     EncodedRow,
     EncodeImages,
@@ -48,9 +49,8 @@ from ckn_scale.steps.encode_images import (
     tabulate_thumbnails,
     tabulate_vectors,
 )
-from ckn_scale.steps.record_models import adopt_models, load_parts, read_generation
 from ckn_scale.steps.plan_images import PlannedImage, PlanReader, plan_images, require_segments
-from ckn_scale.prepare_images import read_planned
+from ckn_scale.steps.record_models import adopt_models, load_parts, read_generation
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, write_table
 
@@ -101,7 +101,7 @@ def prepare_run(source: Path, run: Path, settings: Settings, trained: Path) -> R
 def measure_crew(run: RunFolder, resources: Resources) -> Rate:
     begun = time.time()
     with open_driver(run, resources, lambda progress: None) as driver, CpuTime() as cpu:
-        driver.do(EncodeImages)
+        driver.run_step(EncodeImages)
     return find_steady_rate(list(run.commits(EncodeImages.name).committed().values()), begun, cpu)
 
 
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--preset", default="compact")
     parser.add_argument("--set", action="append", default=["plan.images_per_shard=16"])
-    parser.add_argument("--seconds", type=float, default=120.0, help="steady state of each crew")
+    parser.add_argument("--seconds", type=float, default=120.0, help="steady state of each executor")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ckn-bench-") as folder:

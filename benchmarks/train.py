@@ -39,10 +39,10 @@ from ckn_scale.core.ckn_training import (
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
-from ckn_scale.core.front import detect_keypoints
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.pca import fit_projection
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, KeypointSpec, LayerSpec, PatchSpec, ProjectionSpec
 from ckn_scale.evaluate.metrics import average_precision
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings, load_settings
     from ckn_scale.errors import (
         CknScaleError,
-        DataDamaged,
+        CorruptData,
         ImageRejected,
         InputError,
         MissingDependency,
+        RunFailed,
         RunMismatch,
         SettingsError,
-        StoreUnfit,
         TransientStoreError,
-        WorkFailed,
+        UnsupportedStore,
     )
     from ckn_scale.pipeline import IndexReport
     from ckn_scale.search.engine import Index, open_index
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CknScaleError",
-    "DataDamaged",
+    "CorruptData",
     "Hit",
     "ImageRejected",
     "Index",
     "IndexReport",
     "InputError",
     "MissingDependency",
+    "RunFailed",
     "RunMismatch",
     "Settings",
     "SettingsError",
-    "StoreUnfit",
     "TransientStoreError",
-    "WorkFailed",
+    "UnsupportedStore",
     "__version__",
     "index",
     "load_settings",

@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 
 from ckn_scale.config import parse_resources
 from ckn_scale.errors import InputError
-from ckn_scale.runners.driver import ProgressHook
-from ckn_scale.runners.devices import settle_settings
 from ckn_scale.pipeline import IndexReport, index_images
+from ckn_scale.runners.devices import resolve_settings
+from ckn_scale.runners.driver import ProgressHook
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -52,13 +52,13 @@ def index(
     `Progress` after every shard.
 
     Returns an IndexReport: version, images by state, and what each step did.
-    Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and WorkFailed when shards
+    Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and RunFailed when shards
     failed, the gate was not passed or too many images were unusable.
     """
     models = None if models is None else os.fspath(models)
     config = None if config is None else os.fspath(config)
     run = os.fspath(run)
-    settings = settle_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
+    settings = resolve_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
     return index_images(
         _as_source(images),
         run,

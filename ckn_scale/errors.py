@@ -5,10 +5,10 @@ CknScaleError
 │   ├── SettingsError     a preset, key or value
 │   └── RunMismatch       the run folder holds other settings, another format or numerics class
 ├── ImageRejected         one image cannot be used; becomes a row with `state` and `reason`
-├── DataDamaged           bytes are not the ones that were recorded (sha256, rows, form)
-├── StoreUnfit            the store cannot keep the promises a run folder needs
+├── CorruptData           bytes are not the ones that were recorded (sha256, rows, form)
+├── UnsupportedStore            the store cannot keep the promises a run folder needs
 ├── TransientStoreError   the store failed in a way that may pass; retried, then fails the shard
-├── WorkFailed            a run ended with shards undone or a gate not passed. Exit code 1.
+├── RunFailed            a run ended with shards undone or a gate not passed. Exit code 1.
 └── MissingDependency     an optional package is needed, and the sentence says which
 """
 
@@ -47,11 +47,11 @@ class ImageRejected(CknScaleError):
         return (type(self), (self.state, self.reason))
 
 
-class DataDamaged(CknScaleError):
+class CorruptData(CknScaleError):
     """Bytes are not the ones that were recorded."""
 
 
-class StoreUnfit(InputError):
+class UnsupportedStore(InputError):
     """The store cannot keep the promises that a run folder needs."""
 
 
@@ -59,7 +59,7 @@ class TransientStoreError(CknScaleError):
     """The store failed in a way that may pass; it was tried again before."""
 
 
-class WorkFailed(CknScaleError):
+class RunFailed(CknScaleError):
     """A run ended with shards undone or a gate not passed. Exit code 1."""
 
 

@@ -9,6 +9,7 @@ CKN_SCALE_IMAGE_HANGS=name.jpg                     an image whose preparation ne
 """
 
 from __future__ import annotations
+
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ KILL_VARIABLE = "CKN_SCALE_IMAGE_KILLS"
 HANG_VARIABLE = "CKN_SCALE_IMAGE_HANGS"
 
 
-def reach(place: str, step: str, shard_id: int) -> None:
+def hit_failpoint(place: str, step: str, shard_id: int) -> None:
     wanted = os.environ.get(SHARD_VARIABLE)
     if not wanted:
         return
@@ -27,7 +28,7 @@ def reach(place: str, step: str, shard_id: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP if name == "STOP" else signal.SIGKILL)
 
 
-def meet_image(uri: str) -> None:
+def hit_image_failpoint(uri: str) -> None:
     if _is_named(KILL_VARIABLE, uri):
         os.kill(os.getpid(), signal.SIGKILL)
     while _is_named(HANG_VARIABLE, uri):

@@ -60,7 +60,7 @@ def end_on_signals() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in SIGNALS:
         signal.signal(one, signal.SIG_IGN)  # a second Ctrl-C would only leave processes behind
-    signal.signal(signal.SIGALRM, _leave)
+    signal.signal(signal.SIGALRM, _shut_down)
     signal.setitimer(signal.ITIMER_REAL, CLEANUP_S)
     say_interrupted()
     raise KeyboardInterrupt
@@ -77,7 +77,7 @@ def say_interrupted() -> None:
 
 
 def was_interrupted() -> bool:
-    return signal.getsignal(signal.SIGALRM) is _leave
+    return signal.getsignal(signal.SIGALRM) is _shut_down
 
 
 def end_interrupted() -> NoReturn:
@@ -87,7 +87,7 @@ def end_interrupted() -> NoReturn:
     os._exit(EXIT_CODE)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _shut_down(number: int, frame: FrameType | None) -> None:
     _kill_children()
     os._exit(EXIT_CODE)
 

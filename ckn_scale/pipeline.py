@@ -1,30 +1,16 @@
 """The pipeline as a plain list: every step that is done in shards, in order, with its parameters."""
 
 from __future__ import annotations
-from collections.abc import Mapping
-from ckn_scale.config import Settings
-from ckn_scale.runners.step import Step
-from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.certify_index import CertifyIndex
-from ckn_scale.steps.train_descriptors import DescribePatches
-from ckn_scale.steps.train_layers import DrawSubpatches
-from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plant_queries import PlantQueries
-from ckn_scale.steps.sample_patches import SamplePatches
-from ckn_scale.steps.train_reduction import SampleVlads
-from ckn_scale.steps.train_layers import SearchRates
-from ckn_scale.steps.train_descriptors import TrainCodebook
-from ckn_scale.steps.train_layers import TrainLayer
-from ckn_scale.steps.train_descriptors import TrainProjection
-from ckn_scale.steps.train_reduction import TrainReduction
+
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
 from ckn_scale.config import Resources, Settings
-from ckn_scale.errors import DataDamaged, WorkFailed
+from ckn_scale.errors import CorruptData, RunFailed
 from ckn_scale.runners.driver import (
-    Crew,
+    Executor,
     Progress,
     ProgressHook,
     ShardTask,
@@ -32,16 +18,15 @@ from ckn_scale.runners.driver import (
     require_done,
     run_shards,
 )
-from ckn_scale.runners.worker import Sight, show_sight
-from ckn_scale.runners.step import Step, check_fingerprint
+from ckn_scale.runners.step import Step, allow_mix, check_fingerprint
+from ckn_scale.runners.worker import Handshake, offer_handshake
+from ckn_scale.runs.collect_garbage import remove_samples
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
-from ckn_scale.runs.collect_garbage import remove_samples
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
-from ckn_scale.steps.record_models import adopt_models, mend_models, record_generation
-from ckn_scale.runners.step import allow_mix
-from ckn_scale.steps.plan_images import Source
-from ckn_scale.steps.plan_images import plan_with_background
+from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.plan_images import Source, plan_with_background
+from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (
     Candidate,
     find_published,
@@ -50,8 +35,13 @@ from ckn_scale.steps.publish import (
     read_candidate,
     require_few_failures,
 )
+from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models
+from ckn_scale.steps.sample_patches import SamplePatches
+from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainProjection
+from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
+from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, find_misfits
+from ckn_scale.storage.shards import Commit, find_size_mismatches
 
 StepUse = tuple[type[Step], Mapping[str, str]]
 
@@ -117,7 +107,7 @@ class IndexReport:
 
 
 class Driver:
-    """One run folder, one crew: does steps and remembers what they came to.
+    """One run folder, one executor: does steps and remembers what they came to.
 
     What is committed is looked at by the sizes of its files; with `check_all` every byte is read. What
     is damaged is made again, as the next generation.
@@ -126,18 +116,18 @@ class Driver:
     def __init__(
         self,
         run: RunFolder,
-        crew: Crew,
+        executor: Executor,
         resources: Resources,
         on_progress: ProgressHook,
         *,
         check_all: bool = False,
     ) -> None:
-        self.run, self.crew, self.resources, self.on_progress = run, crew, resources, on_progress
+        self.run, self.executor, self.resources, self.on_progress = run, executor, resources, on_progress
         self.check_all = check_all
         self.reports: list[StepReport] = []
 
-    def do(self, kind: type[Step], params: Mapping[str, str] | None = None) -> Step:
-        """Do what is not done yet of a step; WorkFailed when some of it stays undone."""
+    def run_step(self, kind: type[Step], params: Mapping[str, str] | None = None) -> Step:
+        """Do what is not done yet of a step; RunFailed when some of it stays undone."""
         step = kind(self.run, params)
         fingerprint = step.fingerprint  # an input that is missing is refused here, not in every worker
         shard_ids = step.shard_ids()
@@ -160,12 +150,12 @@ class Driver:
     def _find_suspects(self, committed: Mapping[int, Commit]) -> set[int]:
         if self.check_all:
             return set(committed)
-        misfits = find_misfits(self.run.store, committed.values())
-        if misfits:
-            log.warning("shards %s have files that are gone or cut: they are made again", misfits[:10])
-        return set(misfits)
+        mismatches = find_size_mismatches(self.run.store, committed.values())
+        if mismatches:
+            log.warning("shards %s have files that are gone or cut: they are made again", mismatches[:10])
+        return set(mismatches)
 
-    def redo(self, step: Step, shard_ids: Sequence[int], reason: str) -> None:
+    def rerun_shards(self, step: Step, shard_ids: Sequence[int], reason: str) -> None:
         """The next generation of committed shards."""
         tasks = [ShardTask(step.name, one, dict(step.params), redo=reason) for one in shard_ids]
         self._do_tasks(step, tasks, len(step.shard_ids()))
@@ -177,7 +167,7 @@ class Driver:
         before = total_images - sum(sizes.values())
         self.on_progress(Progress(step.label, total - len(tasks), total, before, total_images, 0.0))
         report = run_shards(
-            self.crew,
+            self.executor,
             tasks,
             label=step.label,
             total=total,
@@ -226,7 +216,7 @@ def index_images(
         driver.check_all = check_all
         try:
             version = _do_all(driver, settings, accept=accept, keep_samples=keep_samples)
-        except DataDamaged as damage:
+        except CorruptData as damage:
             if check_all:
                 raise
             log.warning("%s: every file is checked now, and made again where it is damaged", damage)
@@ -244,45 +234,48 @@ def _do_all(driver: Driver, settings: Settings, *, accept: bool, keep_samples: b
 @contextmanager
 def open_driver(run: RunFolder, resources: Resources, on_progress: ProgressHook) -> Iterator[Driver]:
     """A driver with the workers that `resources` asks for, each having shown that it sees run and images."""
-    with show_sight(run) as sight, _choose_crew(resources)(run.url, resources, sight) as crew:
-        yield Driver(run, crew, resources, on_progress)
+    with (
+        offer_handshake(run) as handshake,
+        choose_executor(resources)(run.url, resources, handshake) as executor,
+    ):
+        yield Driver(run, executor, resources, on_progress)
 
 
-def _choose_crew(resources: Resources) -> Callable[[str, Resources, Sight], Crew]:
+def choose_executor(resources: Resources) -> Callable[[str, Resources, Handshake], Executor]:
     if resources.ray is not None:
-        from ckn_scale.runners.ray_actors import RayCrew
+        from ckn_scale.runners.ray_actors import RayExecutor
 
-        return RayCrew
-    from ckn_scale.runners.local import InlineCrew, PoolCrew
+        return RayExecutor
+    from ckn_scale.runners.local import InlineExecutor, PoolExecutor
 
-    return InlineCrew if resources.workers == 0 else PoolCrew
+    return InlineExecutor if resources.workers == 0 else PoolExecutor
 
 
 def sample(driver: Driver, settings: Settings) -> None:
     """Draw the training patches, unless the run has models already."""
-    if _is_untrained(driver, settings):
-        driver.do(SamplePatches)
+    if needs_training(driver, settings):
+        driver.run_step(SamplePatches)
 
 
 def train(driver: Driver, settings: Settings) -> None:
     """Learn everything, unless the run has a generation of models already."""
-    if _is_untrained(driver, settings):
+    if needs_training(driver, settings):
         for kind, params in list_training(settings):
-            driver.do(kind, params)
+            driver.run_step(kind, params)
         record_generation(driver.run, settings)
 
 
-def _is_untrained(driver: Driver, settings: Settings) -> bool:
+def needs_training(driver: Driver, settings: Settings) -> bool:
     """Whether the run has no models, or some that have to be learned again because they are damaged."""
     if driver.run.models.latest() is None:
         return True
-    return driver.check_all and mend_models(driver.run, settings)
+    return driver.check_all and repair_models(driver.run, settings)
 
 
 def build(driver: Driver, candidate: Candidate | None = None) -> BuildIndex:
     """The index shards of what is encoded."""
     candidate = candidate or read_candidate(driver.run)
-    step = driver.do(BuildIndex, {"build": candidate.build})
+    step = driver.run_step(BuildIndex, {"build": candidate.build})
     assert isinstance(step, BuildIndex)
     return step
 
@@ -295,7 +288,7 @@ def publish(driver: Driver, *, accept: bool, encode: bool = False, keep_samples:
     """
     for _ in range(MAX_STARTS):
         if encode:
-            driver.do(EncodeImages)
+            driver.run_step(EncodeImages)
         candidate = None
         try:
             candidate = read_candidate(driver.run)
@@ -303,12 +296,12 @@ def publish(driver: Driver, *, accept: bool, encode: bool = False, keep_samples:
             if not keep_samples:
                 remove_samples(driver.run)
             return version
-        except WorkFailed as failure:
+        except RunFailed as failure:
             if is_current(driver.run, candidate) if candidate else not encode:
                 raise
             log.warning("%s; starting over with what the run holds now", failure)
             encode = True
-    raise WorkFailed(
+    raise RunFailed(
         f"{driver.run.url}: others changed it {MAX_STARTS} times before it was published; try again"
     )
 
@@ -323,8 +316,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     manifest = write_build_manifest(built)
     draw = write_draw(driver.run, draw_queries(driver.run, candidate.segments, candidate.current))
     params = {**built.params, "manifest": manifest.path, "manifest_sha256": manifest.sha256, "draw": draw}
-    driver.do(PlantQueries, params)
-    certified = driver.do(CertifyIndex, params)
+    driver.run_step(PlantQueries, params)
+    certified = driver.run_step(CertifyIndex, params)
     assert isinstance(certified, CertifyIndex)
     certificate = make_certificate(certified)
     return publish_version(driver.run, candidate, manifest, certificate, accept=accept)

@@ -6,6 +6,7 @@ function of the bytes: past its deadline, or when it crashes, the image is a row
 """
 
 from __future__ import annotations
+
 import logging
 import threading
 from collections import deque
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
 from ckn_scale.core.images import decoding_bytes
 from ckn_scale.errors import ImageRejected, TransientStoreError
+from ckn_scale.failpoints import hit_image_failpoint
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.runners.step import WorkerSettings
-from ckn_scale.failpoints import meet_image
 from ckn_scale.steps.plan_images import PlannedImage
 from ckn_scale.storage.http_images import HttpImages, HttpPolicy
 from ckn_scale.storage.image_sources import read_image
@@ -120,7 +122,7 @@ def _read_or_reject(image: PlannedImage, http: HttpImages) -> bytes | ImageRejec
 
 
 def _meet_and_prepare(prepare: Callable[[bytes], Prepared], uri: str, data: bytes) -> Prepared:
-    meet_image(uri)
+    hit_image_failpoint(uri)
     return prepare(data)
 
 
@@ -212,10 +214,10 @@ class _DaemonThreads(Generic[Result]):
         while (job := self._jobs.get()) is not None:
             call, future = job
             if future.set_running_or_notify_cancel():
-                _settle(call, future)
+                _record_outcome(call, future)
 
 
-def _settle(call: Callable[[], Any], future: Future[Any]) -> None:
+def _record_outcome(call: Callable[[], Any], future: Future[Any]) -> None:
     try:
         future.set_result(call())
     except BaseException as error:

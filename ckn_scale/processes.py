@@ -6,20 +6,20 @@ import what they need from this package.
 """
 
 from __future__ import annotations
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.context import SpawnContext, SpawnProcess
-from types import ModuleType
-from typing import Any
+
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any, Generic, TypeVar
+
 from ckn_scale.errors import CknScaleError, ImageRejected
 from ckn_scale.interrupts import signals_blocked
 

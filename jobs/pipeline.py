@@ -15,13 +15,13 @@ import sys
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError
-from ckn_scale.runners.driver import Progress
-from ckn_scale.runners.devices import settle_settings
 from ckn_scale.pipeline import index_images
+from ckn_scale.runners.devices import resolve_settings
+from ckn_scale.runners.driver import Progress
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
-    settings = settle_settings(
+    settings = resolve_settings(
         arguments.run,
         arguments.preset,
         arguments.config,

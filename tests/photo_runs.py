@@ -30,7 +30,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_photos(folder: Path) -> Path:
     """Photographs, a tilted view of each, distractors, and one file that is no image."""
-    from ckn_scale.core.views import encode_jpeg, render_view
+    from ckn_scale.core.augmentations import encode_jpeg, render_view
     from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
     for name in PHOTOS:
@@ -99,7 +99,7 @@ def copy_trained(reference: Path, target: Path) -> Path:
 
 def background_photos(folder: Path) -> Path:
     """Views of what the photo set does not show."""
-    from ckn_scale.core.views import encode_jpeg, render_view
+    from ckn_scale.core.augmentations import encode_jpeg, render_view
     from ckn_scale.demo import DISTRACTORS, PHOTOS_TOO, read_photo
 
     for name in (*DISTRACTORS, *PHOTOS_TOO):
@@ -114,7 +114,7 @@ def finish_with_background(reference: Path, background: Path, target: Path) -> A
     from ckn_scale.config import Resources, load_settings
     from ckn_scale.pipeline import open_driver, sample, train
     from ckn_scale.steps.encode_images import EncodeImages
-    from ckn_scale.steps.plan_images import settle_background
+    from ckn_scale.steps.plan_images import record_background
     from ckn_scale.storage.run_folder import RunFolder
 
     shutil.copytree(reference, target, ignore=shutil.ignore_patterns("events", "nonces", "index"))
@@ -124,11 +124,11 @@ def finish_with_background(reference: Path, background: Path, target: Path) -> A
     for record in (target / "models").glob("[0-9]*.json"):
         record.unlink()
     run, settings = RunFolder.open(str(target)), load_settings("tiny", None, OVERRIDES)
-    settle_background(run, settings, str(background))
+    record_background(run, settings, str(background))
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         sample(driver, settings)  # again, if a test of the reference has let its sample go
         train(driver, settings)
-        driver.do(EncodeImages)
+        driver.run_step(EncodeImages)
     return run
 
 

@@ -142,8 +142,8 @@ def images(
     blurs = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
     places = [Place(region, blur) for region in sides for blur in blurs]
     intra_choices = {"yes": [True], "no": [False], "both": [False, True]}[intra]
-    crew = count_workers(workers, task.settings.numerics.device)
-    options: dict[str, Any] = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": crew}
+    executor = count_workers(workers, task.settings.numerics.device)
+    options: dict[str, Any] = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": executor}
     options |= find_reduction_images(reduction_images, dim)
     task.report(protocol, *measure_images(task, data, protocol, crop, train_images, places, options))
 
@@ -206,8 +206,7 @@ Measured = tuple[list[dict[str, Any]], str, dict[str, Any]]  # results, text, fa
 def measure_scenes(
     task: Task, data: Path, train_images: Path | None, regions: str, smoothings: list[float]
 ) -> Measured:
-    from ckn_scale.evaluate.patch_table import format_patch_tables, summarise
-    from ckn_scale.evaluate.patch_table import PatchTable
+    from ckn_scale.evaluate.patch_table import PatchTable, format_patch_tables, summarise
     from ckn_scale.evaluate.scenes import read_scenes
     from ckn_scale.evaluate.training_images import find_images
 
@@ -241,9 +240,8 @@ def measure_images(
     places: list[Any],
     options: dict[str, Any],
 ) -> Measured:
-    from ckn_scale.evaluate.image_table import format_image_tables, summarise_images
     from ckn_scale.evaluate.image_sets import read_image_set
-    from ckn_scale.evaluate.image_table import ImageTable
+    from ckn_scale.evaluate.image_table import ImageTable, format_image_tables, summarise_images
     from ckn_scale.evaluate.training_images import find_images
 
     image_set = read_image_set(data, protocol, crop=crop)

@@ -1,10 +1,13 @@
 """Verbs that make a run: `index` does everything, the others one step each."""
 
 from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
 import typer
+
 from ckn_scale.cli.options import (
     Accept,
     AllowMix,
@@ -31,6 +34,7 @@ from ckn_scale.cli.options import (
 if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.pipeline import Driver
+
 
 def index(
     images: Images,
@@ -67,10 +71,10 @@ def index(
     announce(f"listing {images}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
-    from ckn_scale.runners.devices import settle_settings
     from ckn_scale.pipeline import index_images
+    from ckn_scale.runners.devices import resolve_settings
 
-    settings = settle_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
+    settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     report = index_images(
         images,
         run,
@@ -108,14 +112,13 @@ def plan(
     ckn-scale plan s3://bucket/photos s3://bucket/run
     """
     announce(f"listing {images}")
-    from ckn_scale.errors import WorkFailed
-    from ckn_scale.runners.devices import settle_settings
+    from ckn_scale.errors import RunFailed
+    from ckn_scale.runners.devices import resolve_settings
     from ckn_scale.runs.estimate import estimate_run
+    from ckn_scale.steps.plan_images import plan_with_background, read_segments
     from ckn_scale.steps.record_models import adopt_models
-    from ckn_scale.steps.plan_images import read_segments
-    from ckn_scale.steps.plan_images import plan_with_background
 
-    settings = settle_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
+    settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     opened = plan_with_background(
         run, settings, images, keep or [], append=append, background=background or [], models=models
     )
@@ -126,7 +129,7 @@ def plan(
     print(f"computes on {settings.numerics.device}")
     try:
         lines = estimate_run(opened, settings).lines()
-    except WorkFailed as error:  # a few images that cannot be used say nothing about the others
+    except RunFailed as error:  # a few images that cannot be used say nothing about the others
         lines = [f"what it takes cannot be told: {error}"]
     for line in lines:
         print(line)
@@ -146,10 +149,10 @@ def sample(
     """
     with _open_driver(run, workers, ray, quiet) as (driver, settings):
         from ckn_scale import pipeline as path
-        from ckn_scale.steps.plan_images import settle_background
+        from ckn_scale.steps.plan_images import record_background
 
         if background:
-            settle_background(driver.run, settings, background)
+            record_background(driver.run, settings, background)
         path.sample(driver, settings)
 
 
@@ -175,7 +178,7 @@ def encode(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False
     with _open_driver(run, workers, ray, quiet) as (driver, _):
         from ckn_scale.steps.encode_images import EncodeImages
 
-        driver.do(EncodeImages)
+        driver.run_step(EncodeImages)
 
 
 def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:

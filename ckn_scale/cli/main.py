@@ -16,9 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ckn_scale import __version__
-from ckn_scale.cli import index
-from ckn_scale.cli import status
-from ckn_scale.cli import search
+from ckn_scale.cli import index, search, status
 from ckn_scale.cli.evaluate import app as evaluate_app
 from ckn_scale.cli.options import ANNOUNCEMENTS
 from ckn_scale.cli.show import app as show_app

@@ -1,10 +1,13 @@
 """Verbs that answer: search from the shell, serve over HTTP, and the demo."""
 
 from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
 from ckn_scale.cli.options import AsJson, Run, announce, print_json
 from ckn_scale.errors import ImageRejected, InputError
 

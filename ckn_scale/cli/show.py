@@ -233,7 +233,7 @@ def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarra
     """Pixels at working size and their regions; `spare` times as many, to choose from."""
     from dataclasses import replace
 
-    from ckn_scale.core.front import detect_keypoints
+    from ckn_scale.core.preprocessor import detect_keypoints
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.regions import ImageFile, RegionReader
 

@@ -1,11 +1,15 @@
 """Verbs that look at a run, and two that tend it: failures --retry, gc."""
 
 from __future__ import annotations
+
 import json
 from typing import Annotated, Any
+
 import typer
+
 from ckn_scale.cli.options import AsJson, Quiet, Ray, Run, Workers, count_states, print_json
 from ckn_scale.errors import InputError
+
 
 def status(run: Run, as_json: AsJson = False) -> None:
     """How far a run is: shards per step, images by state, rate, what is left, the current version.
@@ -97,8 +101,8 @@ def failures(
     ckn-scale failures run/ --reason missing
     ckn-scale failures run/ --reason missing --retry && ckn-scale publish run/
     """
-    from ckn_scale.schemas import IMAGE_STATES
     from ckn_scale.runs.status import list_failures
+    from ckn_scale.schemas import IMAGE_STATES
     from ckn_scale.storage.run_folder import RunFolder
 
     if reason is not None and reason not in IMAGE_STATES:
@@ -113,8 +117,8 @@ def _retry_failures(run: str, reason: str | None, workers: int, ray: str | None,
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
     from ckn_scale.pipeline import open_driver
-    from ckn_scale.steps.encode_images import EncodeImages
     from ckn_scale.runs.status import shards_with_failures
+    from ckn_scale.steps.encode_images import EncodeImages
     from ckn_scale.storage.run_folder import RunFolder
 
     opened = RunFolder.open(run)
@@ -123,7 +127,7 @@ def _retry_failures(run: str, reason: str | None, workers: int, ray: str | None,
         return
     resources = parse_resources({"workers": workers, "ray": ray})
     with open_driver(opened, resources, ProgressLine(quiet=quiet)) as driver:
-        driver.redo(EncodeImages(opened), shards, f"retry of {reason or 'failures'}")
+        driver.rerun_shards(EncodeImages(opened), shards, f"retry of {reason or 'failures'}")
 
 
 def gc(

@@ -5,19 +5,27 @@ Exponentials are to base 2, which is faster; the factor log₂e is in the weight
 """
 
 from __future__ import annotations
+
 import math
-import numpy as np
-import torch
-from torch import Tensor
-from ckn_scale.core.ckn_inputs import InputSubpatches
-from ckn_scale.core.ckn_model import CknLayer, PoolingTaps, input_window, make_pooling_taps
-from ckn_scale.core.specs import CknSpec
-from ckn_scale.core.ckn_inputs import convert_to_luma
-from ckn_scale.core.ckn_model import CknLayer, input_positions, input_window, make_pooling_taps
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from ckn_scale.core.ckn_model import Ckn, CknLayer, input_positions, layer_sides
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
+from ckn_scale.core.ckn_model import (
+    Ckn,
+    CknLayer,
+    PoolingTaps,
+    input_positions,
+    input_window,
+    layer_sides,
+    make_pooling_taps,
+)
+from ckn_scale.core.specs import CknSpec
 
 NORM_FLOOR = 1e-5
 _ROUNDING = 1e-6  # of pixels in 0 … 1: the blur of a constant patch is not quite constant

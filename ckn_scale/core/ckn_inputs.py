@@ -6,11 +6,14 @@ stronger: half of a whitening (A^(−1/2) would be the whole).
 """
 
 from __future__ import annotations
+
 from collections.abc import Sequence
+
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
-import cv2
+
 from ckn_scale.core.ckn_model import INPUT_CHANNELS, input_positions
 from ckn_scale.core.specs import CknSpec
 

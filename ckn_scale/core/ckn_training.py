@@ -1,18 +1,20 @@
 """The closed form: filters are centroids of unit sub-patches, the kernel is projected onto their span."""
 
 from __future__ import annotations
-import numpy as np
-import torch
-from torch import Tensor
-from ckn_scale.core.sampling import hash_priorities, smallest
+
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckn_scale.core.ckn import NORM_FLOOR, Ckn, CknEncoder, check_patches, pad_batches, unfold_maps
 from ckn_scale.core.ckn_inputs import InputSubpatches
-from ckn_scale.core.ckn import NORM_FLOOR, unfold_maps
 from ckn_scale.core.ckn_model import CknLayer, layer_sides, orientation_layer, truncate_spec
 from ckn_scale.core.ckn_sgd import fit_sgd
+from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, LayerSpec
 
 _BLOCK_ROWS = 16_384

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.vlad import assign_words
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.flattening import Flattening
-from ckn_scale.core.front import Front, PreparedImage
 from ckn_scale.core.local_codes import pack_codes, pack_frames
 from ckn_scale.core.pca import Projection
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
-from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.core.vlad import aggregate_vlad, assign_words
 
 Reduction = Flattening | Projection
-Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
+ModelPart = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able metadata of one model
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,26 @@ class Channel:
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    front: Front
+    preprocessor: Preprocessor
     channels: tuple[Channel, ...]
     intra_normalise: bool
     reduction: Reduction | None  # none: the VLAD is the vector
 
     @staticmethod
-    def from_parts(parts: Mapping[str, Part], *, with_reduction: bool = True) -> ImageEncoder:
+    def from_parts(parts: Mapping[str, ModelPart], *, with_reduction: bool = True) -> ImageEncoder:
         """`parts` as written by the training steps: encoder, ckn-*, projection-*, codebook-*, reduction."""
-        facts = parts["encoder"][1]
-        front = Front(
-            ImageSpec(**facts["images"]), KeypointSpec(**facts["keypoints"]), PatchSpec(**facts["patches"])
+        metadata = parts["encoder"][1]
+        preprocessor = Preprocessor(
+            ImageSpec(**metadata["images"]),
+            KeypointSpec(**metadata["keypoints"]),
+            PatchSpec(**metadata["patches"]),
         )
         channels = tuple(
-            _load_channel(parts, name, weight, facts["numerics"])
-            for name, weight in zip(facts["channels"], facts["weights"], strict=True)
+            _load_channel(parts, name, weight, metadata["numerics"])
+            for name, weight in zip(metadata["channels"], metadata["weights"], strict=True)
         )
         reduction = load_reduction(parts["reduction"]) if with_reduction else None
-        return ImageEncoder(front, channels, facts["intra_normalise"], reduction)
+        return ImageEncoder(preprocessor, channels, metadata["intra_normalise"], reduction)
 
     @property
     def dim(self) -> int:
@@ -68,10 +69,10 @@ class ImageEncoder:
         return sum(channel.centroids.size for channel in self.channels)
 
     def encode_bytes(self, data: bytes, box: Sequence[float] | None = None) -> EncodedImage:
-        return self.encode_prepared([self.front.prepare(data, box)])[0]
+        return self.encode_prepared([self.preprocessor.prepare(data, box)])[0]
 
     def encode_pixels(self, image: np.ndarray) -> EncodedImage:
-        return self.encode_prepared([self.front.prepare_pixels(image)])[0]
+        return self.encode_prepared([self.preprocessor.prepare_pixels(image)])[0]
 
     def encode_prepared(
         self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
@@ -128,15 +129,19 @@ class ImageEncoder:
         return (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
 
 
-def encoder_facts(
-    front: Front, weights: Mapping[str, float], *, intra_normalise: bool, numerics: Mapping[str, Any]
+def encoder_metadata(
+    preprocessor: Preprocessor,
+    weights: Mapping[str, float],
+    *,
+    intra_normalise: bool,
+    numerics: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The `encoder` part: everything an encoder needs besides the learned arrays.
 
     `weights` has a channel's weight in the mix under its name.
     """
     return {
-        **asdict(front),
+        **asdict(preprocessor),
         "channels": list(weights),
         "weights": list(weights.values()),
         "intra_normalise": intra_normalise,
@@ -144,7 +149,9 @@ def encoder_facts(
     }
 
 
-def load_descriptor(parts: Mapping[str, Part], channel: str, numerics: Mapping[str, Any]) -> CknDescriptor:
+def load_descriptor(
+    parts: Mapping[str, ModelPart], channel: str, numerics: Mapping[str, Any]
+) -> CknDescriptor:
     return CknDescriptor.from_parts(
         parts[f"ckn-{channel}"],
         parts[f"projection-{channel}"],
@@ -155,13 +162,13 @@ def load_descriptor(parts: Mapping[str, Part], channel: str, numerics: Mapping[s
 
 
 def _load_channel(
-    parts: Mapping[str, Part], channel: str, weight: float, numerics: Mapping[str, Any]
+    parts: Mapping[str, ModelPart], channel: str, weight: float, numerics: Mapping[str, Any]
 ) -> Channel:
     centroids = np.ascontiguousarray(parts[f"codebook-{channel}"][0]["centroids"], dtype=np.float32)
     return Channel(load_descriptor(parts, channel, numerics), centroids, weight)
 
 
-def load_reduction(part: Part) -> Reduction | None:
-    arrays, facts = part
+def load_reduction(part: ModelPart) -> Reduction | None:
+    arrays, metadata = part
     kinds: dict[str, type[Flattening] | type[Projection]] = {"flatten": Flattening, "pca": Projection}
-    return None if facts["method"] == "none" else kinds[facts["method"]].from_arrays(arrays, facts)
+    return None if metadata["method"] == "none" else kinds[metadata["method"]].from_arrays(arrays, metadata)

@@ -1,23 +1,28 @@
 """From extrema on the grid to points between its pixels, without those that lie on edges."""
 
 from __future__ import annotations
+
 from dataclasses import dataclass
+
+import cv2
 import numpy as np
+
+from ckn_scale.core.keypoints import Keypoints, empty_keypoints
+from ckn_scale.core.orientation import orient_frames
 from ckn_scale.core.scale_space import (
     FIRST_SIGMA_PX,
     LEVEL_SIGMAS_PX,
     NUM_LEVELS,
     SCALES_PER_OCTAVE,
+    Buffers,
     Extrema,
+    Layout,
     ScaleSpace,
+    build_scale_space,
+    chunks,
+    disk_window,
+    locate_pixels,
 )
-import cv2
-from ckn_scale.core.scale_space import Buffers
-from ckn_scale.core.scale_space import Layout
-from ckn_scale.core.scale_space import chunks, disk_window, locate_pixels
-from ckn_scale.core.keypoints import Keypoints, empty_keypoints
-from ckn_scale.core.orientation import orient_frames
-from ckn_scale.core.scale_space import build_scale_space
 from ckn_scale.core.specs import KeypointSpec
 
 MAX_EDGE_RATIO = 10.0  # of the two curvatures of the response surface

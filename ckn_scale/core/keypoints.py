@@ -1,10 +1,14 @@
 """Keypoints: affine frames with a strength. What every detector returns and every extractor takes."""
 
 from __future__ import annotations
-from dataclasses import dataclass
-import numpy as np
+
 import math
+from dataclasses import dataclass
+
+import numpy as np
+
 from ckn_scale.core.specs import KeypointSpec
+
 
 @dataclass(frozen=True)
 class Keypoints:

@@ -1,18 +1,21 @@
 """Compute threads are set on purpose: results and speed both depend on them."""
 
 from __future__ import annotations
+
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-import cv2
-import torch
-from ckn_scale.core.vector_index import faiss_threads, import_faiss
-from ckn_scale.errors import MissingDependency
-import hashlib
 from dataclasses import dataclass
 from functools import cache
+
+import cv2
 import numpy as np
+import torch
+
+from ckn_scale.core.vector_index import faiss_threads, import_faiss
+from ckn_scale.errors import MissingDependency
 
 _computing = threading.RLock()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from ckn_scale.core.scale_space import ScaleSpace
-from ckn_scale.core.scale_space import chunks, disk_window, locate_pixels
+from ckn_scale.core.scale_space import ScaleSpace, chunks, disk_window, locate_pixels
 
 WINDOW = disk_window(radius=4.0, weight_sigma=2.0, side=13)
 NUM_BINS = 72  # samples go to the nearest bin, so a bin's width is the error they may have

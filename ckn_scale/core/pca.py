@@ -6,13 +6,15 @@ of N × D is ever held in float32.
 """
 
 from __future__ import annotations
-from collections.abc import Sequence
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
-from collections.abc import Mapping, Sequence
-from typing import Any
+
 from ckn_scale.core.specs import ProjectionSpec
 
 COLUMNS_PER_BLOCK = 4096

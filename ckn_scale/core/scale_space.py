@@ -4,14 +4,16 @@ A fresh array of some megabytes costs more in page faults than the filters take 
 """
 
 from __future__ import annotations
+
 import math
 import threading
-import numpy as np
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
 import cv2
-from collections.abc import Iterator
+import numpy as np
+
 
 class Buffers(threading.local):
     """`take` hands out uninitialised arrays; the next `take` of the same name reuses the memory.

@@ -6,12 +6,13 @@ holds the answer; what counts is scored again, one fixed sum per pair of query a
 """
 
 from __future__ import annotations
-from collections.abc import Sequence
-from typing import Protocol
-import numpy as np
-from collections.abc import Iterator
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
 from ckn_scale.errors import MissingDependency
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
 """Visual words: k-means of descriptors, and the nearest word of each."""
 
 from __future__ import annotations
+
 import numpy as np
 import torch
 from torch import Tensor
+
 from ckn_scale.core.sampling import hash_priorities, smallest
 
 _BLOCK_ROWS = 16_384

@@ -1,15 +1,18 @@
 """Descriptors on image sets: VLAD vectors compared by their inner product, codebooks of several seeds."""
 
 from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
 import numpy as np
+
 from ckn_scale.config import Settings
-from ckn_scale.core.vlad import fit_codebook
 from ckn_scale.core.specs import VladSpec
-from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.descriptors import Member, Request, fit_member, list_members
 from ckn_scale.evaluate.image_sets import ImageSet, Query
@@ -17,10 +20,8 @@ from ckn_scale.evaluate.metrics import average_precision, count_in_top
 from ckn_scale.evaluate.parallel import describe_files
 from ckn_scale.evaluate.reductions import check_dims, reduce_vectors
 from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
-from ckn_scale.evaluate.training_images import Progress, TrainingPatches
-from collections.abc import Mapping, Sequence
-from typing import Any
 from ckn_scale.evaluate.report import format_table, points
+from ckn_scale.evaluate.training_images import Progress, TrainingPatches
 
 Similarities = dict[tuple[int, bool], np.ndarray]  # (Q, N) by seed and intra-normalisation
 Row = tuple[str, str]  # a descriptor and what is done to its VLAD: none, flatten, signs, pca-512

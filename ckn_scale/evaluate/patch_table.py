@@ -1,20 +1,22 @@
 """Descriptors on scenes with known homographies: one grid of region × smoothing that all share."""
 
 from __future__ import annotations
-from collections.abc import Sequence
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
 import numpy as np
+
 from ckn_scale.config import Settings
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import Request, fit_member, list_members
 from ckn_scale.evaluate.matching import PairScore, PairTruth, find_truth, score_pair
 from ckn_scale.evaluate.regions import Detected, ImageFile, KeyedDescriptor, RegionReader, describe_regions
+from ckn_scale.evaluate.report import format_table, points
 from ckn_scale.evaluate.scenes import Scene
 from ckn_scale.evaluate.training_images import Progress, TrainingPatches
-from collections.abc import Mapping, Sequence
-from typing import Any
-from ckn_scale.evaluate.report import format_table, points
 
 ANY_PIXELS = 2**31  # scenes are not resized: their homographies are in pixels
 

@@ -12,10 +12,10 @@ import cv2
 import numpy as np
 
 from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.front import detect_keypoints
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key

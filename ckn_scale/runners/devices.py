@@ -13,7 +13,7 @@ from ckn_scale.storage.run_folder import RunFolder, is_run
 PROBE_ALLOWANCE_S = 120.0  # an actor of another job may hold the GPUs for longer
 
 
-def settle_settings(
+def resolve_settings(
     run_url: str,
     preset: str = "compact",
     config: str | None = None,

@@ -1,10 +1,11 @@
-"""The driver loop: hand shards to a crew, retry what fails, say at the end what is undone.
+"""The driver loop: hand shards to a executor, retry what fails, say at the end what is undone.
 
-A crew is who does the work: this process, a pool of processes, Ray actors. It starts tasks and
-reports outcomes; which shard comes next, how often and how is decided here, once for all crews.
+A executor is who does the work: this process, a pool of processes, Ray actors. It starts tasks and
+reports outcomes; which shard comes next, how often and how is decided here, once for all executors.
 """
 
 from __future__ import annotations
+
 import logging
 import time
 from collections import deque
@@ -12,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol
+
 from ckn_scale.config import Resources
-from ckn_scale.errors import DataDamaged, RunMismatch, WorkFailed
+from ckn_scale.errors import CorruptData, RunFailed, RunMismatch
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,11 @@ class Outcome:
     """How a task ended.
 
     `done` with a report, `failed` with an error, `lost` with its worker, `overdue` and killed, or
-    `displaced`: its host went away, which says nothing about the shard.
+    `node_lost`: its host went away, which says nothing about the shard.
     """
 
     task: ShardTask
-    kind: Literal["done", "failed", "lost", "overdue", "displaced"]
+    kind: Literal["done", "failed", "lost", "overdue", "node_lost"]
     report: Mapping[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
 
@@ -61,7 +63,7 @@ class Progress:
 ProgressHook = Callable[[Progress], None]
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Workers that are alive. `free` says how many tasks may be started now."""
 
     @property
@@ -76,7 +78,7 @@ class Crew(Protocol):
 
     def wait(self, timeout_s: float) -> list[Outcome]: ...
 
-    def __enter__(self) -> Crew: ...
+    def __enter__(self) -> Executor: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,7 +101,7 @@ class StepReport:
 
 
 def run_shards(
-    crew: Crew,
+    executor: Executor,
     tasks: Sequence[ShardTask],
     *,
     label: str,
@@ -120,24 +122,24 @@ def run_shards(
     sizes, images = sizes or {}, images_before
     total_images = images_before + sum(sizes.values())
     while waiting or running:
-        while waiting and crew.free > 0:
-            crew.start(waiting.popleft())
+        while waiting and executor.free > 0:
+            executor.start(waiting.popleft())
             running += 1
-        for outcome in crew.wait(timeout_s=1.0):
+        for outcome in executor.wait(timeout_s=1.0):
             running -= 1
             images += sizes.get(outcome.task.shard_id, 0) if outcome.kind == "done" else 0
-            again = _settle(outcome, report, resources, write_event)
+            again = _record_outcome(outcome, report, resources, write_event)
             if again is not None:
                 waiting.append(again)
             if _is_for_the_user(outcome.error):
                 waiting.clear()
         done = report.skipped + report.done
-        seen = images + crew.images_under_way
+        seen = images + executor.images_under_way
         on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
     return report
 
 
-def _settle(
+def _record_outcome(
     outcome: Outcome, report: StepReport, resources: Resources, write_event: Callable[..., None]
 ) -> ShardTask | None:
     """Count an outcome; the task to try again, if any."""
@@ -148,13 +150,13 @@ def _settle(
         return None
     reason = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.kind
     write_event(outcome.kind, step=task.step, shard=task.shard_id, tries=task.tries + 1, reason=reason)
-    if outcome.kind == "displaced" and task.moves < MAX_MOVES:
+    if outcome.kind == "node_lost" and task.moves < MAX_MOVES:
         report.retries += 1
         return replace(task, moves=task.moves + 1)
     if task.tries + 1 >= resources.max_attempts or _is_for_the_user(outcome.error):
         log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
         report.failed[task.shard_id] = reason
-        report.damage = str(outcome.error) if isinstance(outcome.error, DataDamaged) else report.damage
+        report.damage = str(outcome.error) if isinstance(outcome.error, CorruptData) else report.damage
         report.mismatch = str(outcome.error) if isinstance(outcome.error, RunMismatch) else report.mismatch
         return None
     log.warning("%s shard %d is tried again: %s", task.step, task.shard_id, reason)
@@ -168,14 +170,14 @@ def _is_for_the_user(error: BaseException | None) -> bool:
 
 
 def require_done(report: StepReport) -> None:
-    """WorkFailed when shards stay undone; DataDamaged or RunMismatch when that is why."""
+    """RunFailed when shards stay undone; CorruptData or RunMismatch when that is why."""
     if report.damage is not None:
-        raise DataDamaged(f"{report.step}: {report.damage}")
+        raise CorruptData(f"{report.step}: {report.damage}")
     if report.mismatch is not None:
         raise RunMismatch(report.mismatch)
     if report.failed:
         shard, reason = next(iter(sorted(report.failed.items())))
-        raise WorkFailed(
+        raise RunFailed(
             f"{report.step}: {len(report.failed)} of {report.total} shards failed, "
             f"the first is {shard}: {reason}"
         )

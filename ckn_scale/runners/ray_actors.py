@@ -4,23 +4,23 @@ ckn_scale_shards_total{step, outcome}    ckn_scale_images_total{step}    ckn_sca
 """
 
 from __future__ import annotations
-from collections.abc import Mapping
-from typing import Any
-from ray.util.metrics import Counter, Histogram
+
 import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
+
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.util.metrics import Counter, Histogram
+
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
 from ckn_scale.runners.driver import Outcome, ShardTask
-from ckn_scale.runners.worker import Sight
-from ckn_scale.runners.worker import Worker
+from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.storage.run_folder import RunFolder
 
 SECONDS = [0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]
@@ -57,8 +57,8 @@ NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class
 class ShardActor:
     """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._arguments = (run_url, resources, sight)
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._arguments = (run_url, resources, handshake)
         self._worker: Worker | None = None
         self._metrics = ShardMetrics()
 
@@ -77,40 +77,40 @@ class ShardActor:
         return report
 
 
-class RayCrew:
+class RayExecutor:
     """Joins (`auto`) or starts (`local`, never a stranger's) a cluster and keeps `workers` actors busy.
 
     An actor that dies is replaced by a new one, which waits for room in the cluster: nodes may go and
     come in the middle.
     """
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._run_url, self._resources, self._sight = run_url, resources, sight
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._run_url, self._resources, self._sight = run_url, resources, handshake
         self._needs = count_needs(RunFolder.open(run_url).settings["numerics"], resources)
         self._idle: list[Any] = []
         self._running: dict[Any, tuple[Any, ShardTask, float]] = {}  # result → actor, task, start
-        self._rising: dict[Any, Any] = {}  # answer of `ready` → actor
+        self._starting: dict[Any, Any] = {}  # answer of `ready` → actor
         self._failed_starts = 0  # since the last one that succeeded
         self._connection = contextlib.ExitStack()
 
-    def __enter__(self) -> RayCrew:
+    def __enter__(self) -> RayExecutor:
         if not ray.is_initialized():
             address = "auto" if self._resources.ray == "auto" else None
             own_cpus = self._count * round(self._needs["CPU"])
             self._connection.enter_context(connect_ray(address, num_cpus=own_cpus))
         try:
             for _ in range(self._count):
-                self._hire()
-            self._await_first()
+                self._start_actor()
+            self._wait_for_first()
         except BaseException:
-            self._leave()
+            self._shut_down()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._shut_down()
 
     @property
     def free(self) -> int:
@@ -129,11 +129,11 @@ class RayCrew:
         self._running[actor.process.remote(task)] = (actor, task, time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Outcome]:
-        answers, _ = ray.wait([*self._running, *self._rising], num_returns=1, timeout=timeout_s)
+        answers, _ = ray.wait([*self._running, *self._starting], num_returns=1, timeout=timeout_s)
         outcomes = [self._collect(answer) for answer in answers if answer in self._running]
         for answer in answers:
-            if answer in self._rising:
-                self._welcome(answer)
+            if answer in self._starting:
+                self._on_ready(answer)
         now, deadline_s = time.monotonic(), self._resources.shard_deadline_s
         overdue = [r for r, (_, _, started) in self._running.items() if now - started > deadline_s]
         return outcomes + [self._give_up(result) for result in overdue]
@@ -147,7 +147,7 @@ class RayCrew:
             return Outcome(task, "failed", error=_as_ours(error))
         except RayError as error:
             self._replace(actor)
-            kind: Literal["lost", "displaced"] = "displaced" if _is_of_the_host(error) else "lost"
+            kind: Literal["lost", "node_lost"] = "node_lost" if _is_of_the_host(error) else "lost"
             return Outcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
         self._idle.append(actor)
         return Outcome(task, "done", report)
@@ -157,8 +157,8 @@ class RayCrew:
         self._replace(actor)
         return Outcome(task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
 
-    def _welcome(self, answer: Any) -> None:
-        actor = self._rising.pop(answer)
+    def _on_ready(self, answer: Any) -> None:
+        actor = self._starting.pop(answer)
         try:
             node = ray.get(answer)
         except RayError as error:
@@ -167,7 +167,7 @@ class RayCrew:
                 raise ours from None
             self._failed_starts += not _is_of_the_host(error)
             if self._failed_starts > MAX_FAILED_STARTS:
-                raise WorkFailed(f"workers do not start: {ours}") from None
+                raise RunFailed(f"workers do not start: {ours}") from None
             log.warning("an actor did not start: %s", ours)
             self._replace(actor)
             return
@@ -177,9 +177,9 @@ class RayCrew:
 
     def _replace(self, actor: Any) -> None:
         ray.kill(actor)  # it may be alive behind a broken connection; its records would do no harm
-        self._hire()
+        self._start_actor()
 
-    def _hire(self) -> None:
+    def _start_actor(self) -> None:
         maker = ray.remote(ShardActor).options(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU", 0),
@@ -188,14 +188,14 @@ class RayCrew:
             scheduling_strategy="SPREAD",
         )
         actor = maker.remote(self._run_url, self._resources, self._sight)
-        self._rising[actor.ready.remote()] = actor
+        self._starting[actor.ready.remote()] = actor
 
-    def _await_first(self) -> None:
+    def _wait_for_first(self) -> None:
         """Until all that find room are there; after a while, those that are there begin. Others join them."""
         begun, room = time.monotonic(), count_room(ray.nodes(), self._needs)
         if room < self._count:
             log.warning("%s; those without begin when there is more", self._describe_room(room))
-        while self._rising:
+        while self._starting:
             self.wait(timeout_s=1.0)
             waited_s = time.monotonic() - begun
             if 0 < room <= len(self._idle):
@@ -214,9 +214,9 @@ class RayCrew:
             f"and the cluster's nodes ({nodes}) have room for {room}"
         )
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         busy = [actor for actor, _, _ in self._running.values()]
-        for actor in (*self._idle, *busy, *self._rising.values()):
+        for actor in (*self._idle, *busy, *self._starting.values()):
             ray.kill(actor)
         self._connection.close()
 

@@ -5,6 +5,7 @@ runner chooses who and when, never what.
 """
 
 from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -13,20 +14,20 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
+
 import pyarrow as pa
+
 from ckn_scale.config import Settings, parse_settings
-from ckn_scale.core.numerics import Arithmetic
+from ckn_scale.core.numerics import Arithmetic, find_arithmetic
 from ckn_scale.errors import RunMismatch
-from ckn_scale.failpoints import reach
+from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, ShardLog, find_damage, write_table
-from dataclasses import asdict
-from typing import Any
-from ckn_scale.core.numerics import Arithmetic, find_arithmetic
+
 
 @dataclass(frozen=True)
 class ShardResult:
@@ -99,8 +100,8 @@ class Step(ABC):
     @cached_property
     def fingerprint(self) -> str:
         settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
-        facts = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        payload = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
+        return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
 def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:
@@ -132,7 +133,7 @@ def _do_shard(
         stage: write_table(step.run, stage, shard_id, attempt, table)
         for stage, table in result.tables.items()
     }
-    reach("data_written", step.name, shard_id)
+    hit_failpoint("data_written", step.name, shard_id)
     mine = Commit(
         step=step.label,
         shard_id=shard_id,
@@ -149,7 +150,7 @@ def _do_shard(
         reason=reason,
     )
     stands, _ = step.log.commit(mine)
-    reach("recorded", step.name, shard_id)
+    hit_failpoint("recorded", step.name, shard_id)
     check_fingerprint(step, stands)  # lost to another process: it may run other code
     return stands
 

@@ -1,40 +1,40 @@
 """Whether workers see what the driver sees: a fresh secret in the run folder, and one image."""
 
 from __future__ import annotations
+
+import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckn_scale.config import Resources
+from ckn_scale.core.numerics import require_device, set_compute_threads
 from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.pipeline import STEPS
+from ckn_scale.runners.driver import ShardTask
+from ckn_scale.runners.step import Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.steps.plan_images import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
 from ckn_scale.storage.run_folder import RunFolder, is_run
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
-from ckn_scale.config import Resources
-from ckn_scale.core.numerics import require_device, set_compute_threads
-from ckn_scale.runners.driver import ShardTask
-from ckn_scale.runners.step import Step, WorkerSettings, process_shard, redo_shard
-from ckn_scale.pipeline import STEPS
 
 IMAGES_TRIED = 10  # of the first shard: images may have been removed since the plan
 
 
-class Sight(NamedTuple):
+class Handshake(NamedTuple):
     nonce: str
     image_uri: str  # empty: the driver sees none itself
 
 
 @contextmanager
-def show_sight(run: RunFolder) -> Iterator[Sight]:
+def offer_handshake(run: RunFolder) -> Iterator[Handshake]:
     """Put a secret into the run for workers to read back, as long as there may be new workers."""
     images = PlanReader(run, require_segments(run)).read_shard(0)
     nonce = run.write_nonce()
     try:
-        yield Sight(nonce, _find_visible(images[:IMAGES_TRIED]))
+        yield Handshake(nonce, _find_visible(images[:IMAGES_TRIED]))
     finally:
         run.remove_nonce(nonce)
 
@@ -45,7 +45,7 @@ def _find_visible(images: Sequence[PlannedImage]) -> str:
     return next((uri for uri in stored if image_exists(uri)), "")
 
 
-def open_seen(run_url: str, sight: Sight) -> RunFolder:
+def open_with_handshake(run_url: str, handshake: Handshake) -> RunFolder:
     """The run; InputError, naming host and path, unless this process sees the driver's run and images."""
     host = socket.gethostname()
     if not is_run(run_url):
@@ -53,14 +53,14 @@ def open_seen(run_url: str, sight: Sight) -> RunFolder:
             f"host {host} does not see the run at {run_url}: use a folder that all hosts share, or s3://"
         )
     run = RunFolder.open(run_url)
-    run.check_nonce(sight.nonce)
+    run.check_nonce(handshake.nonce)
     try:
-        if sight.image_uri:
-            read_image(sight.image_uri)
+        if handshake.image_uri:
+            read_image(handshake.image_uri)
     except ImageRejected as rejected:
         if rejected.state == "missing":
             raise InputError(
-                f"host {host} does not see the image {sight.image_uri}: all workers must be able to read it"
+                f"host {host} does not see the image {handshake.image_uri}: all workers must be able to read it"
             ) from None
     return run
 
@@ -72,10 +72,10 @@ class Worker:
         self,
         run_url: str,
         resources: Resources,
-        sight: Sight,
+        handshake: Handshake,
         on_image: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run = open_seen(run_url, sight)
+        self.run = open_with_handshake(run_url, handshake)
         self.settings = WorkerSettings(
             read_ahead=resources.read_ahead,
             read_deadline_s=resources.read_deadline_s,

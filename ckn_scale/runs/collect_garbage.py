@@ -5,14 +5,16 @@ has no record yet may be in flight.
 """
 
 from __future__ import annotations
+
 import contextlib
 import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from ckn_scale.errors import DataDamaged, InputError
+
+from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.plan_images import QUERY_STAGE, SAMPLE_STAGE, IMAGES_STAGE
+from ckn_scale.steps.plan_images import IMAGES_STAGE, QUERY_STAGE, SAMPLE_STAGE
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
@@ -79,7 +81,7 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
 def _published_files(run: RunFolder) -> Iterator[str]:
     """What any version serves, so that a rollback finds it."""
     for _, body in run.versions.all():
-        with contextlib.suppress(DataDamaged):
+        with contextlib.suppress(CorruptData):
             manifest = read_manifest(run.store, body["manifest"], body["manifest_sha256"])
             for shard in manifest.shards:
                 yield shard.index.path

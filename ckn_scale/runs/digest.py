@@ -4,20 +4,23 @@ File names, attempts, generations, the order of work and the number of workers d
 """
 
 from __future__ import annotations
+
 import hashlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckn_scale.errors import CorruptData
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import read_segments
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
-import json
-from collections.abc import Iterable, Sequence
-from typing import Any
-import numpy as np
-import pyarrow.compute as pc
-from ckn_scale.errors import DataDamaged
+
 
 def digest_run(run: RunFolder) -> dict[str, str]:
     return {
@@ -63,7 +66,7 @@ def _digest_lines(lines: Iterable[str]) -> str:
 def digest_rows(tables: Iterable[pa.Table], *, key: Sequence[str] = ("image_id",)) -> str:
     """Hex digest of all rows. Tables come in ascending, disjoint ranges of `key`, each in any order.
 
-    DataDamaged when a key comes twice or tables come out of order.
+    CorruptData when a key comes twice or tables come out of order.
     """
     rows = RowDigest(key=key)
     for table in tables:
@@ -88,7 +91,7 @@ class RowDigest:
         if not self._columns:
             self._columns = {field.name: _ColumnDigest(field.type) for field in table.schema}
         if self._columns.keys() != set(table.column_names):
-            raise DataDamaged(f"tables of one stage differ in their columns: {sorted(table.column_names)}")
+            raise CorruptData(f"tables of one stage differ in their columns: {sorted(table.column_names)}")
         for name, column in self._columns.items():
             column.update(table.column(name))
         self.num_rows += table.num_rows
@@ -101,10 +104,10 @@ class RowDigest:
     def _check_order(self, table: pa.Table) -> None:
         columns = [table.column(name).to_numpy() for name in self.key]
         if not _is_strictly_ascending(columns):
-            raise DataDamaged(f"a row with the same {', '.join(self.key)} comes twice")
+            raise CorruptData(f"a row with the same {', '.join(self.key)} comes twice")
         first = tuple(column[0] for column in columns)
         if self._last is not None and first <= self._last:
-            raise DataDamaged(f"rows out of order: {first} after {self._last} of {', '.join(self.key)}")
+            raise CorruptData(f"rows out of order: {first} after {self._last} of {', '.join(self.key)}")
         self._last = tuple(column[-1] for column in columns)
 
 
@@ -115,7 +118,7 @@ class _ColumnDigest:
 
     def update(self, column: pa.ChunkedArray) -> None:
         if column.type != self.type:
-            raise DataDamaged(f"tables of one stage differ in a column's type: {self.type} and {column.type}")
+            raise CorruptData(f"tables of one stage differ in a column's type: {self.type} and {column.type}")
         self._streams["valid"].update(pc.is_valid(column).to_numpy().astype(np.uint8).tobytes())
         lengths, values = _value_bytes(column.drop_null().combine_chunks())
         self._streams["lengths"].update(lengths)

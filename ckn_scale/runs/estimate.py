@@ -7,6 +7,7 @@ know. The reduction alone does not grow that way: its memory and time are worked
 """
 
 from __future__ import annotations
+
 import os
 import resource
 import tempfile
@@ -15,24 +16,31 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
 import numpy as np
+
 from ckn_scale.config import Resources, Settings, parse_settings
 from ckn_scale.core.flattening import supported_directions
-from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.core.numerics import set_compute_threads
+from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.interrupts import signals_blocked
+from ckn_scale.pipeline import list_learning
 from ckn_scale.processes import SPAWN
 from ckn_scale.runners.step import Step, process_shard
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.name_build import name_build
-from ckn_scale.pipeline import list_learning
-from ckn_scale.steps.plan_images import PlannedImage, read_sample, read_segments, write_segment
-from ckn_scale.steps.plan_images import read_background
+from ckn_scale.steps.plan_images import (
+    PlannedImage,
+    read_background,
+    read_sample,
+    read_segments,
+    write_segment,
+)
 from ckn_scale.steps.plant_queries import PlantQueries
+from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.run_folder import RunFolder

@@ -1,17 +1,21 @@
 """How a run stands: shards done per step, images by state, failures. Reads records, changes nothing."""
 
 from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+
 import pyarrow.compute as pc
+
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.steps.draw_queries import draw_queries
 from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
 from ckn_scale.steps.plan_images import PlanReader, Segment, count_shards, read_segments, read_whole_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
+
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
     """The form that `ckn-scale status --json` prints; scripts rely on `steps` and `images`.
@@ -23,7 +27,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
     try:
         segments = read_segments(run)
         steps = list(_list_steps(run, segments, encoded)) if segments else []
-    except DataDamaged as damage:
+    except CorruptData as damage:
         segments, steps = read_whole_segments(run), []
         damaged.append(str(damage))
     states: Counter[str] = Counter()

@@ -132,7 +132,7 @@ class Index:
             with self._own_threads():
                 for place, data in zip(group, files, strict=True):
                     with _told_which(images, place):
-                        prepared.append(self._encoder.front.prepare(data, box))
+                        prepared.append(self._encoder.preprocessor.prepare(data, box))
                 vectors += [encoded.vector for encoded in self._encoder.encode_prepared(prepared)]
         return np.stack(vectors)
 
@@ -156,7 +156,7 @@ def open_index(
     default as many as the run was made with: queries then get the bytes that the run would give them.
     The threads of torch, OpenMP and OpenCV are set while it computes, and are as before afterwards.
 
-    Raises InputError when there is no such run, version or device, DataDamaged when a file has other bytes
+    Raises InputError when there is no such run, version or device, CorruptData when a file has other bytes
     than were recorded.
     """
     if threads is not None and threads < 1:
@@ -181,10 +181,10 @@ def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> Pa
         name: load_model(store, ModelFile(name, file["path"], file["sha256"]))
         for name, file in manifest.models.items()
     }
-    arrays, facts = parts["encoder"]
-    numerics = {**facts["numerics"], **({"device": device} if device else {})}
+    arrays, metadata = parts["encoder"]
+    numerics = {**metadata["numerics"], **({"device": device} if device else {})}
     require_device(numerics["device"])
-    parts["encoder"] = (arrays, {**facts, "numerics": numerics})
+    parts["encoder"] = (arrays, {**metadata, "numerics": numerics})
     return parts
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.core.sign_index import StoredIndex, wrap_index
-from ckn_scale.core.vector_index import NO_ID, merge_topk
-from ckn_scale.core.vector_index import import_faiss
-from ckn_scale.errors import DataDamaged
+from ckn_scale.core.vector_index import NO_ID, import_faiss, merge_topk
+from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
 from ckn_scale.storage.store import Store
@@ -100,7 +99,7 @@ class ShardGroup:
     def _make_hit(self, image_id: int, score: float) -> Hit:
         found = self._find(image_id)
         if found is None:
-            raise DataDamaged(f"image {image_id} is in the index, but in no side table")
+            raise CorruptData(f"image {image_id} is in the index, but in no side table")
         return found[0].describe(found[1], image_id, score)
 
 
@@ -118,7 +117,7 @@ class _OpenShard:
         ids = self.table.column("image_id").to_numpy()
         as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
         if self.index.dim != manifest.dim or not as_recorded or not np.array_equal(self.index.ids, ids):
-            raise DataDamaged(f"{shard.index.path} and {shard.table.path} do not hold the same images")
+            raise CorruptData(f"{shard.index.path} and {shard.table.path} do not hold the same images")
 
     def position(self, image_id: int) -> int | None:
         ids = self.index.ids

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ckn_scale.errors import InputError, SettingsError, WorkFailed
+from ckn_scale.errors import InputError, RunFailed, SettingsError
 from ckn_scale.search.versions import open_version
 from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings, hash_keys
 from ckn_scale.storage.run_folder import RunFolder
@@ -65,7 +65,7 @@ def serve_run(
     check_port(host, port)
     local = {} if ray_address else _local_resources()
     groups = min(shard_groups, max(1, num_shards))
-    checked, made_key = settle_access(
+    checked, made_key = resolve_access(
         host, api_keys, {"run_url": run_url, "shard_groups": groups, **local, **settings}, insecure=insecure
     )
     with _running(checked, host, port, ray_address):
@@ -75,7 +75,7 @@ def serve_run(
             _wait_for_signal()
 
 
-def settle_access(
+def resolve_access(
     host: str, api_keys: Sequence[str], values: Mapping[str, Any], *, insecure: bool
 ) -> tuple[ServeSettings, str | None]:
     """Settings that say who is answered on `host`, and the key that was made because none was given."""
@@ -197,7 +197,7 @@ def _check_answers(url: str) -> None:
                 return
         except OSError:
             time.sleep(0.5)
-    raise WorkFailed(
+    raise RunFailed(
         f"the application runs, but nothing answers at {url}: Serve of this cluster listens elsewhere"
     )
 
@@ -210,7 +210,7 @@ def _deploy(settings: ServeSettings, logging_config: Mapping[str, Any]) -> None:
     try:
         serve.run(bind_application(settings), name=APPLICATION, logging_config=dict(logging_config))
     except RuntimeError as error:
-        raise WorkFailed(f"serving {settings.run_url} failed: {_find_cause() or error}") from error
+        raise RunFailed(f"serving {settings.run_url} failed: {_find_cause() or error}") from error
 
 
 def _find_cause() -> str | None:

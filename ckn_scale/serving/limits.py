@@ -6,16 +6,19 @@ it is HAProxy's `timeout http-request` that counts.
 """
 
 from __future__ import annotations
+
 import asyncio
-import uvicorn.config
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 import contextlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+
+import uvicorn.config
 from starlette.responses import JSONResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
 from ckn_scale.serving.settings import ServeSettings, hash_key
 
 HEADER_DEADLINE_S = 10.0

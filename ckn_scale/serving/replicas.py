@@ -1,22 +1,22 @@
 """The versions a replica holds: the one in use and the next, which loads in the background."""
 
 from __future__ import annotations
+
+import asyncio
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
-from ckn_scale.errors import CknScaleError
-import asyncio
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
 import numpy as np
-from ckn_scale.core.front import Front, PreparedImage
-from ckn_scale.errors import ImageRejected
+
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
+from ckn_scale.errors import CknScaleError, ImageRejected
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
@@ -121,23 +121,25 @@ class EncoderReplica:
         self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
         self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
         for _ in range(settings.query_processes):
-            self._children.put(KillableChild(Front.prepare))
+            self._children.put(KillableChild(Preprocessor.prepare))
         self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
         self._encoders.load_now(latest_version_number(self._run))
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         encoder, loop = self._encoders.get(version).encoder, asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.front, data, box)
+        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
         encoded = await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared])
         return Encoded(encoded[0].vector)
 
-    def _prepare(self, front: Front, data: bytes, box: Box | None) -> PreparedImage | ImageRejected:
+    def _prepare(
+        self, preprocessor: Preprocessor, data: bytes, box: Box | None
+    ) -> PreparedImage | ImageRejected:
         """In one of the children, whose process is ended when the query takes too long."""
         child = self._children.get()
         try:
-            return prepare_killably(child, front, data, box, deadline_s=self._settings.query_timeout_s)
+            return prepare_killably(child, preprocessor, data, box, deadline_s=self._settings.query_timeout_s)
         finally:
             self._children.put(child)
 

@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 
 from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
 from ckn_scale.core.vector_codes import make_codec
-from ckn_scale.errors import WorkFailed
-from ckn_scale.schemas import PLANNED_IMAGES, read_codes
+from ckn_scale.errors import RunFailed
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.schemas import PLANNED_IMAGES, read_codes
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.name_build import (
     BUILT,
     name_shards,
@@ -29,6 +28,7 @@ from ckn_scale.steps.name_build import (
     position_of,
 )
 from ckn_scale.steps.plan_images import PlanReader, count_shards, list_replaced, require_segments
+from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
@@ -64,9 +64,7 @@ class BuildIndex(Step):
         encoded = self.run.commits(EncodeImages.name).committed()
         numbers = number_index_shards(self.run, self.plan.segments, encoded)
         if name_shards(numbers) != self.params["build"]:
-            raise WorkFailed(
-                f"{self.run.url}: images were appended or encoded anew since the build was named"
-            )
+            raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return numbers
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
@@ -91,9 +89,7 @@ class BuildIndex(Step):
         covered = [commit for one in wanted if (commit := log.get(one)) is not None]
         number = number_index_shard(position, covered, self.plan.segments, self.replaced) if covered else 0
         if number != shard_id:
-            raise WorkFailed(
-                f"{self.run.url}: images were appended or encoded anew since the build was named"
-            )
+            raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
 
     def _read_usable(self, commit: Commit) -> pa.Table:
@@ -115,8 +111,8 @@ class BuildIndex(Step):
 
 def make_index(vectors: pa.Table) -> StoredIndex:
     """The index of the rows of a vectors table, all of them `ok`."""
-    facts = vectors.schema.metadata
-    codec = make_codec(facts[b"encoding"].decode(), int(facts[b"dim"]))
+    metadata = vectors.schema.metadata
+    codec = make_codec(metadata[b"encoding"].decode(), int(metadata[b"dim"]))
     return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.views import VIEWS
-from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
 from ckn_scale.steps.name_build import CERTIFIED, position_of

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.steps.plan_images import (
     QUERY_SEED,
@@ -90,7 +90,7 @@ def write_draw(run: RunFolder, draw: Draw) -> str:
 def read_draw(run: RunFolder, name: str) -> Draw:
     data = run.store.read(_path(name))
     if hashlib.sha256(data).hexdigest()[:16] != name:
-        raise DataDamaged(
+        raise CorruptData(
             f"{run.store.address(_path(name))} is damaged: it does not have the content it is named by"
         )
     body = json.loads(data)
@@ -119,7 +119,7 @@ def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list
         return [], []
     try:
         body = json.loads(read_data(run.store, DataFile(**certificate["outcomes"])))
-    except DataDamaged:
+    except CorruptData:
         return [], []
     return [_as_outcome(one) for one in body["outcomes"]], body["index_shards"]
 

@@ -17,11 +17,11 @@ from ckn_scale.core.images import encode_thumbnail
 from ckn_scale.core.pca import BLOCK_ROWS
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
+from ckn_scale.prepare_images import prepare_images
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.record_models import load_parts, read_generation
 from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.steps.plan_images import PlannedImage, PlanReader, count_shards, require_segments
-from ckn_scale.prepare_images import prepare_images
+from ckn_scale.steps.record_models import load_parts, read_generation
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
@@ -70,7 +70,7 @@ class EncodeImages(Step):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         images = self.plan.read_shard(shard_id)
         deadline_s = self.settings.encode.image_deadline_s
-        outcomes = prepare_images(images, self.encoder.front.prepare, worker, deadline_s)
+        outcomes = prepare_images(images, self.encoder.preprocessor.prepare, worker, deadline_s)
         rows = list(self._encode(outcomes))
         tables = {
             "vectors": tabulate_vectors(rows, self.codec),
@@ -135,7 +135,7 @@ def tabulate_vectors(rows: Sequence[EncodedRow], codec: VectorCodec) -> pa.Table
         [row.encoded.height_px if row.encoded else 0 for row in rows],
         [row.code for row in rows],
     ]
-    schema = schemas.vectors(codec.name, codec.dim, codec.code_bytes)
+    schema = schemas.vectors_schema(codec.name, codec.dim, codec.code_bytes)
     return pa.table(columns, schema=schema)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import WorkFailed
+from ckn_scale.errors import RunFailed
 from ckn_scale.steps.plan_images import Segment, count_shards, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
@@ -22,7 +22,7 @@ _CONTENTS = 10**12  # an index shard's number: its position, then twelve digits 
 
 
 def name_build(run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]) -> str:
-    """The name of the build that the vectors of a plan make; WorkFailed while some are missing."""
+    """The name of the build that the vectors of a plan make; RunFailed while some are missing."""
     return name_shards(number_index_shards(run, segments, encoded))
 
 
@@ -34,11 +34,11 @@ def name_shards(numbers: Sequence[int]) -> str:
 def number_index_shards(
     run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]
 ) -> list[int]:
-    """The numbers of the index shards that encoded shards make, by position; WorkFailed while some miss."""
+    """The numbers of the index shards that encoded shards make, by position; RunFailed while some miss."""
     replaced, total = list_replaced(segments), count_shards(segments)
     missing = sum(shard_id not in encoded for shard_id in range(total))
     if missing:
-        raise WorkFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
+        raise RunFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
     size = parse_settings(run.settings).index.shards_per_index_shard
     return [
         number_index_shard(

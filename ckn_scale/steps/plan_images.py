@@ -7,6 +7,7 @@ any sharding, order and worker count.
 """
 
 from __future__ import annotations
+
 import contextlib
 import hashlib
 import heapq
@@ -15,26 +16,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
+
 import numpy as np
 import pyarrow as pa
+
 from ckn_scale.config import Settings
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch, TransientStoreError, WorkFailed
+from ckn_scale.errors import CorruptData, InputError, RunFailed, RunMismatch, TransientStoreError
+from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.schemas import PLANNED_IMAGES
-from ckn_scale.failpoints import reach
 from ckn_scale.storage.filesystems import normalise_url
+from ckn_scale.storage.image_refs import sort_refs
 from ckn_scale.storage.image_sources import ImageRef, list_images
 from ckn_scale.storage.input_files import is_glob, stat_input
 from ckn_scale.storage.kept_columns import ARROW_TYPES, KeptColumns, to_arrow
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder, is_run
 from ckn_scale.storage.shards import DataFile, read_table, write_table
-from ckn_scale.storage.image_refs import sort_refs
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.storage.image_sources import ImageRef
-from ckn_scale.storage.input_files import is_glob
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +122,7 @@ def plan_images(
             return run
         listing = None  # used up; what is new is looked at again, against the plan that now stands
         log.warning("%s: another process has just planned images; looking again at what is new", run.url)
-    raise WorkFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
+    raise RunFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
 
 
 def _as_list(source: Source) -> Sequence[str]:
@@ -254,14 +251,14 @@ def iter_planned(run: RunFolder, segments: Sequence[Segment]) -> Iterator[Planne
 
 
 def read_segments(run: RunFolder) -> list[Segment]:
-    """The plan, in order. DataDamaged when a record is damaged or gone: its ids would be given twice."""
+    """The plan, in order. CorruptData when a record is damaged or gone: its ids would be given twice."""
     records, damage = run.plan.read_all()
     numbers = [number for number, _ in records]
     broken = set(range(1, max([*numbers, *damage], default=0) + 1)) - set(numbers)
     if not broken:
         return [Segment.from_record(number, body) for number, body in records]
     what = damage.get(min(broken), f"{run.store.address(run.plan.path(min(broken)))} is gone")
-    raise DataDamaged(
+    raise CorruptData(
         f"{what}; the images it planned and their ids are unknown without it, so nothing can be added or "
         f"built: put a copy of it back, or use another run folder (`--models {run.url}` spares learning)"
     )
@@ -379,7 +376,7 @@ def write_segment(
         "replaced": list(replaced),
         "columns": list(columns.items()),
     }
-    reach("data_written", "plan", number)
+    hit_failpoint("data_written", "plan", number)
     won = run.plan.create(number, body).won
     log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if won else "lost")
     return won
@@ -444,7 +441,6 @@ def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
         yield chunk
 
 
-
 BACKGROUND_STAGE = "background"
 _REFS_AT_ONCE = 4096
 _LEARNED_FROM = "sample_vlads"  # the first step that reads the background
@@ -475,11 +471,11 @@ def plan_with_background(
     needed = 0 if background or models is not None else settings.reduction.needed_images
     run = plan_images(run_url, settings, source, keep, append=append, at_least=needed)
     if background:
-        settle_background(run, settings, background, drawn)
+        record_background(run, settings, background, drawn)
     return run
 
 
-def settle_background(
+def record_background(
     run: RunFolder, settings: Settings, source: Source, drawn: tuple[pa.Table, int] | None = None
 ) -> None:
     """Freeze the background of a run; RunMismatch when it has another one or learned without one."""

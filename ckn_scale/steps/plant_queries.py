@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ckn_scale.core.augmentations import VIEWS, encode_jpeg, render_view
 from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.core.images import decode_image
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.errors import ImageRejected
-from ckn_scale.schemas import planted_queries
+from ckn_scale.prepare_images import prepare_images
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.schemas import planted_queries_schema
 from ckn_scale.search.engine import load_encoder
 from ckn_scale.search.shard import ShardGroup
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
 from ckn_scale.steps.name_build import PLANTED
-from ckn_scale.prepare_images import prepare_images
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 
 HITS_LOOKED_AT = 100
@@ -74,7 +74,7 @@ class PlantQueries(Step):
                 continue  # not in the index, or gone since: it cannot be asked for
             view = self.draw.view(position, len(VIEWS))
             rows.append(self._plant(image.image_id, view, pixels, original, group))
-        table = pa.Table.from_pylist(rows, schema=planted_queries(self.manifest.dim))
+        table = pa.Table.from_pylist(rows, schema=planted_queries_schema(self.manifest.dim))
         return ShardResult(tables={self.stage: table})
 
     def _plant(

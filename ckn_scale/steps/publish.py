@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import DataDamaged, WorkFailed
+from ckn_scale.errors import CorruptData, RunFailed
+from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.runners.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.failpoints import reach
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.name_build import name_build
 from ckn_scale.steps.plan_images import Segment, count_shards, require_segments
+from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
@@ -53,7 +53,7 @@ class Candidate:
 
 
 def read_candidate(run: RunFolder) -> Candidate:
-    """WorkFailed while images are not encoded; RunMismatch when another release encoded some of them."""
+    """RunFailed while images are not encoded; RunMismatch when another release encoded some of them."""
     after = max(run.versions.numbers(), default=0)  # first, so that what is read next is not older
     latest = run.versions.latest()
     segments = tuple(require_segments(run))
@@ -67,7 +67,7 @@ def read_candidate(run: RunFolder) -> Candidate:
     candidate = Candidate(after, segments, generation, encoded, build, latest and latest[1])
     planned, counted = sum(segment.num_images for segment in segments), sum(candidate.states.values())
     if counted != planned:
-        raise WorkFailed(f"{run.url}: {planned} images planned, {counted} have a state")
+        raise RunFailed(f"{run.url}: {planned} images planned, {counted} have a state")
     return candidate
 
 
@@ -75,7 +75,7 @@ def is_current(run: RunFolder, candidate: Candidate) -> bool:
     """Whether the records of the run still name the same."""
     try:
         return read_candidate(run) == candidate
-    except WorkFailed:
+    except RunFailed:
         return False  # images were appended and are not encoded yet
 
 
@@ -105,7 +105,7 @@ def count_failures(candidate: Candidate) -> Failures:
 
 
 def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
-    """WorkFailed when more than publish.max_failed_share of the new images could not be used."""
+    """RunFailed when more than publish.max_failed_share of the new images could not be used."""
     failures, limit = count_failures(candidate), _max_failed_share(run)
     if failures.share <= limit:
         return
@@ -116,7 +116,7 @@ def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
         parts.append(f"{bad} of {failures.new_images} new images could not be used ({states})")
     if failures.lost:
         parts.append(f"{failures.lost} of {failures.held_images} published images cannot be used any more")
-    raise WorkFailed(
+    raise RunFailed(
         f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {limit:g}; "
         f"`ckn-scale failures {run.url}` lists them and with --retry tries them again, "
         "`--accept` publishes all the same, on record"
@@ -137,12 +137,12 @@ def publish_version(
 ) -> int:
     """The number of the version that now is current. `accept` publishes what a gate refused, on record.
 
-    WorkFailed when the run changed since the candidate was read: then start over.
+    RunFailed when the run changed since the candidate was read: then start over.
     """
     if not accept:
         require_few_failures(run, candidate)
     if not certificate["passed"] and not accept:
-        raise WorkFailed(_explain_refusal(certificate))
+        raise RunFailed(_explain_refusal(certificate))
     content = read_manifest(run.store, manifest.path, manifest.sha256)
     _check_rows(candidate, content)
     failures = count_failures(candidate)
@@ -159,18 +159,18 @@ def publish_version(
         "failures": {**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
     }
     if is_current(run, candidate):
-        reach("data_written", "publish", candidate.after + 1)
+        hit_failpoint("data_written", "publish", candidate.after + 1)
         if _create_once(run, candidate.after + 1, body):
             log.info("version %d is build %s", candidate.after + 1, candidate.build)
             return candidate.after + 1
-    raise WorkFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
+    raise RunFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
 
 
 def _create_once(run: RunFolder, number: int, body: dict[str, Any]) -> bool:
     """Whether version `number` holds this manifest: of this process, or of another that had the same."""
     try:
         standing = run.versions.create(number, body).body
-    except DataDamaged:
+    except CorruptData:
         return False  # a damaged record keeps its number
     return standing["manifest_sha256"] == body["manifest_sha256"]
 
@@ -182,7 +182,7 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
         return None
     try:
         manifest = read_manifest(built.run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
-    except DataDamaged:
+    except CorruptData:
         return None
     return latest[0] if list(manifest.shards) == list_index_shards(built) else None
 
@@ -190,7 +190,7 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
     usable, replaced = candidate.states.get("ok", 0), manifest.extra["replaced"]
     if manifest.rows != usable - replaced:
-        raise WorkFailed(
+        raise RunFailed(
             f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "
             f"{replaced} of them replaced: {usable - replaced} were expected"
         )

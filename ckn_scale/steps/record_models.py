@@ -5,18 +5,22 @@ queries load that, never "the latest file".
 """
 
 from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
+
 import numpy as np
+
 from ckn_scale.config import Settings, parse_settings
-from ckn_scale.core.encoder import Part, encoder_facts
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.core.encoder import ModelPart, encoder_metadata
+from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.runners.step import ShardResult
-from ckn_scale.steps.sample_patches import make_front
+from ckn_scale.steps.sample_patches import make_preprocessor
 from ckn_scale.storage.models import ModelFile, load_model, save_model
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import DataFile
+
 
 def layer_logs(below: int) -> list[str]:
     """The records of the layers before `below`, in order."""
@@ -30,10 +34,10 @@ def trained_logs(settings: Settings) -> list[str]:
 
 
 def save_result(
-    run: RunFolder, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], **report: Any
+    run: RunFolder, name: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any], **report: Any
 ) -> ShardResult:
     """One model as the output of a training shard."""
-    saved = save_model(run.store, name, arrays, facts)
+    saved = save_model(run.store, name, arrays, metadata)
     size_bytes = run.store.size(saved.path)
     file = DataFile(path=saved.path, sha256=saved.sha256, rows=0, size_bytes=size_bytes)
     return ShardResult(files={name: file}, report=report)
@@ -49,27 +53,27 @@ def find_models(run: RunFolder, logs: Sequence[str]) -> dict[str, ModelFile]:
     }
 
 
-def load_model_named(run: RunFolder, logs: Sequence[str], name: str) -> Part:
+def load_model_named(run: RunFolder, logs: Sequence[str], name: str) -> ModelPart:
     return load_model(run.store, find_models(run, logs)[name])
 
 
-def load_parts_named(run: RunFolder, logs: Sequence[str], names: Sequence[str]) -> dict[str, Part]:
+def load_parts_named(run: RunFolder, logs: Sequence[str], names: Sequence[str]) -> dict[str, ModelPart]:
     found = find_models(run, logs)
     return {name: load_model(run.store, found[name]) for name in names}
 
 
-def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, Part]:
+def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, ModelPart]:
     return {name: load_model(run.store, file) for name, file in models.items()}
 
 
-def encoder_part(settings: Settings) -> Part:
-    facts = encoder_facts(
-        make_front(settings),
+def encoder_part(settings: Settings) -> ModelPart:
+    metadata = encoder_metadata(
+        make_preprocessor(settings),
         {channel.ckn.channel: channel.weight for channel in settings.channels},
         intra_normalise=settings.vlad.intra_normalise,
         numerics=settings.numerics.model_dump(),
     )
-    return {"format": np.array([1], np.int32)}, facts
+    return {"format": np.array([1], np.int32)}, metadata
 
 
 def record_generation(run: RunFolder, settings: Settings) -> int:
@@ -85,12 +89,12 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
     return number
 
 
-def mend_models(run: RunFolder, settings: Settings) -> bool:
+def repair_models(run: RunFolder, settings: Settings) -> bool:
     """Look at every byte of the run's models; True when some have to be learned again."""
     body = (run.models.latest() or (0, {"models": {}}))[1]
     damaged = [name for name, file in body["models"].items() if not _is_whole(run, ModelFile(name, **file))]
     if damaged and "taken_from" in body:
-        raise DataDamaged(f"the models {damaged} are damaged; copy them again from {body['taken_from']}")
+        raise CorruptData(f"the models {damaged} are damaged; copy them again from {body['taken_from']}")
     if "encoder" in damaged:
         save_model(run.store, "encoder", *encoder_part(settings))
     return bool(set(damaged) - {"encoder"})
@@ -99,7 +103,7 @@ def mend_models(run: RunFolder, settings: Settings) -> bool:
 def _is_whole(run: RunFolder, file: ModelFile) -> bool:
     try:
         load_model(run.store, file)
-    except DataDamaged:
+    except CorruptData:
         return False
     return True
 

@@ -11,21 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.config import Settings
-from ckn_scale.core.encoder import Front, PreparedImage
+from ckn_scale.core.encoder import PreparedImage, Preprocessor
 from ckn_scale.core.sampling import hash_priorities, smallest
-from ckn_scale.errors import ImageRejected, WorkFailed
-from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.plan_images import PlannedImage, read_sample, require_segments, shard_size
+from ckn_scale.errors import ImageRejected, RunFailed
 from ckn_scale.prepare_images import prepare_images
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
+from ckn_scale.steps.plan_images import PlannedImage, read_sample, require_segments, shard_size
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, read_table
 
 PATCHES, PRIORITIES = "samples/patches", "samples/priorities"
 
 
-def make_front(settings: Settings) -> Front:
-    return Front(settings.images, settings.keypoints, settings.patches)
+def make_preprocessor(settings: Settings) -> Preprocessor:
+    return Preprocessor(settings.images, settings.keypoints, settings.patches)
 
 
 class SampledImagesStep(Step):
@@ -64,7 +64,7 @@ class SamplePatches(SampledImagesStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         blocks, states = [SAMPLED_PATCHES.empty_table()], Counter({"ok": 0})
-        prepare, deadline_s = make_front(self.settings).prepare, self.settings.encode.image_deadline_s
+        prepare, deadline_s = make_preprocessor(self.settings).prepare, self.settings.encode.image_deadline_s
         for image, outcome in prepare_images(self.images_of(shard_id), prepare, worker, deadline_s):
             states[outcome.state if isinstance(outcome, ImageRejected) else "ok"] += 1
             if isinstance(outcome, PreparedImage):
@@ -95,7 +95,7 @@ class SampledPatches:
         tables = [read_table(self.run.store, one.files[PRIORITIES]) for one in self.commits.values()]
         priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
         if len(priorities) == 0:
-            raise WorkFailed(f"{self.run.url}: no sampled image gave a patch")
+            raise RunFailed(f"{self.run.url}: no sampled image gave a patch")
         return np.sort(priorities)[: self.count]
 
     def __len__(self) -> int:

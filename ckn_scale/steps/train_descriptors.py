@@ -1,23 +1,24 @@
 """Train: workers describe their part of the sampled patches, for the projection and for the words."""
 
 from __future__ import annotations
+
 from typing import Literal
+
 import numpy as np
 import pyarrow as pa
+
 from ckn_scale.core.ckn import Ckn, encode_patches
 from ckn_scale.core.encoder import load_descriptor
+from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.specs import ChannelSpec
-from ckn_scale.schemas import float_rows, read_float_rows
-from ckn_scale.runners.step import ShardResult, WorkerSettings
-from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep
-from ckn_scale.steps.record_models import load_parts_named, trained_logs
-from ckn_scale.steps.sample_patches import SampledPatches
-from ckn_scale.storage.shards import read_table
-from ckn_scale.core.pca import fit_projection
-from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelStep
-from ckn_scale.steps.record_models import save_result
 from ckn_scale.core.vlad import fit_codebook
+from ckn_scale.runners.step import ShardResult, WorkerSettings
+from ckn_scale.schemas import float_rows_schema, read_float_rows
+from ckn_scale.steps.record_models import load_parts_named, save_result, trained_logs
+from ckn_scale.steps.sample_patches import SampledPatches
+from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep, ChannelStep
+from ckn_scale.storage.shards import read_table
 
 Form = Literal["raw", "projected"]
 DESCRIBED_STAGE = "samples/descriptors"
@@ -36,7 +37,7 @@ class DescribePatches(ChannelPartStep):
         patches, priorities = sampled.read_shard(part)
         described = self._describe(channel.ckn.channel, patches)
         rows = [row.tobytes() for row in described]
-        table = pa.table([priorities, rows], schema=float_rows(described.shape[1]))
+        table = pa.table([priorities, rows], schema=float_rows_schema(described.shape[1]))
         return ShardResult(tables={DESCRIBED_STAGE: table})
 
     def _count(self, channel: ChannelSpec) -> int:
@@ -62,7 +63,9 @@ class DescribePatches(ChannelPartStep):
 def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
     """The channel's descriptors (N, D) float32, in the order of their hashes, whoever made them."""
     commits = step.log.committed()
-    tables = [read_table(step.run.store, commits[one].files[DESCRIBED_STAGE]) for one in step.shards_of(channel)]
+    tables = [
+        read_table(step.run.store, commits[one].files[DESCRIBED_STAGE]) for one in step.shards_of(channel)
+    ]
     priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
     rows = np.concatenate([read_float_rows(table) for table in tables])
     return rows[smallest(priorities, len(priorities))]
@@ -76,8 +79,8 @@ class TrainProjection(ChannelStep):
         spec = self.channel(shard_id)
         descriptors = read_descriptors(DescribePatches(self.run, {"form": "raw"}), spec.ckn.channel)
         projection = fit_projection(descriptors, spec.projection)
-        arrays, facts = projection.to_arrays()
-        return save_result(self.run, f"projection-{spec.ckn.channel}", arrays, facts, dim=projection.dim)
+        arrays, metadata = projection.to_arrays()
+        return save_result(self.run, f"projection-{spec.ckn.channel}", arrays, metadata, dim=projection.dim)
 
 
 class TrainCodebook(ChannelStep):

@@ -1,30 +1,27 @@
 """Training steps whose shards are channels, or the parts of the sample once per channel."""
 
 from __future__ import annotations
+
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
-from ckn_scale.core.specs import ChannelSpec
-from ckn_scale.runners.step import Step
-from ckn_scale.steps.sample_patches import SamplePatches
+
 import numpy as np
 import pyarrow as pa
+import torch
+
 from ckn_scale.config import Settings
 from ckn_scale.core.ckn_model import Ckn
-from ckn_scale.core.ckn_training import Subpatches, draw_subpatches, start_ckn
-from ckn_scale.schemas import float_rows, read_float_rows
-from ckn_scale.runners.step import ShardResult, WorkerSettings
-from ckn_scale.steps.record_models import layer_logs, load_model_named
-from ckn_scale.steps.sample_patches import SampledPatches
+from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
+from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, draw_subpatches, start_ckn
+from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.schemas import float_rows_schema, read_float_rows
+from ckn_scale.steps.record_models import layer_logs, load_model_named, save_result
+from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
-import math
-import torch
-from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
-from ckn_scale.core.ckn_training import choose_alpha
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
-from ckn_scale.core.ckn_training import add_layer
-from ckn_scale.steps.record_models import save_result
 
 TRAINING_SECTIONS = ("images", "keypoints", "patches", "sample", "channels", "training")
 
@@ -106,7 +103,7 @@ class DrawSubpatches(ChannelPartStep):
             seed=training.seed,
             device=self.settings.numerics.device,
         )
-        schema = float_rows(drawn.rows.shape[1])
+        schema = float_rows_schema(drawn.rows.shape[1])
         rows = [row.tobytes() for row in drawn.rows]
         return ShardResult(tables={SUBPATCHES_STAGE: pa.table([drawn.priorities, rows], schema=schema)})
 
@@ -123,7 +120,9 @@ def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int)
 def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
     """The channel's sub-patches (n, q): those of smallest hash, whatever workers drew them."""
     commits = step.log.committed()
-    tables = [read_table(step.run.store, commits[one].files[SUBPATCHES_STAGE]) for one in step.shards_of(channel)]
+    tables = [
+        read_table(step.run.store, commits[one].files[SUBPATCHES_STAGE]) for one in step.shards_of(channel)
+    ]
     parts = [Subpatches(read_float_rows(table), table.column("priority").to_numpy()) for table in tables]
     return Subpatches.merge(parts, step.settings.training.num_subpatches).rows
 
@@ -193,5 +192,5 @@ class TrainLayer(ChannelStep):
         rate = read_rate(SearchRates(self.run, self.params), shard_id)
         device = self.settings.numerics.device
         ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
-        arrays, facts = ckn.to_arrays()
-        return save_result(self.run, f"ckn-{spec.channel}", arrays, facts, subpatches=len(subpatches))
+        arrays, metadata = ckn.to_arrays()
+        return save_result(self.run, f"ckn-{spec.channel}", arrays, metadata, subpatches=len(subpatches))

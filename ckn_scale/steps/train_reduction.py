@@ -1,33 +1,28 @@
 """Sample: unreduced VLADs of the images that the reduction is learned on, in blocks of columns."""
 
 from __future__ import annotations
+
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
+
 import numpy as np
 import pyarrow as pa
-from ckn_scale.core.encoder import ImageEncoder, PreparedImage
-from ckn_scale.core.pca import split_columns
-from ckn_scale.schemas import read_sampled_vlads, sampled_vlads
-from ckn_scale.runners.step import ShardResult, WorkerSettings
-from ckn_scale.steps.encode_images import group_by_patches
-from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, trained_logs
-from ckn_scale.steps.plan_images import PlannedImage, hash_uri
-from ckn_scale.steps.plan_images import read_background, read_background_images
+
+from ckn_scale.core.encoder import ImageEncoder, PreparedImage, Reduction
+from ckn_scale.core.flattening import learn_flattening
+from ckn_scale.core.pca import fit_projection_of_columns, split_columns
+from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
 from ckn_scale.prepare_images import prepare_images
+from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
+from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema
+from ckn_scale.steps.encode_images import group_by_patches
+from ckn_scale.steps.plan_images import PlannedImage, hash_uri, read_background, read_background_images
+from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledImagesStep
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
-import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
-from ckn_scale.core.encoder import Reduction
-from ckn_scale.core.flattening import learn_flattening
-from ckn_scale.core.pca import fit_projection_of_columns
-from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.record_models import save_result
-from ckn_scale.steps.plan_images import read_background
 
 VLADS_STAGE = "samples/vlads"
 
@@ -71,13 +66,17 @@ class SampleVlads(SampledImagesStep):
         matrix = np.stack(vlads) if vlads else np.empty((0, self.encoder.dim), "<f2")
         tables = {}
         for number, block in enumerate(split_columns(matrix)):
-            schema = sampled_vlads(block.shape[1])
-            tables[f"{VLADS_STAGE}/{number:04d}"] = pa.table([ids, [row.tobytes() for row in block]], schema=schema)
+            schema = sampled_vlads_schema(block.shape[1])
+            tables[f"{VLADS_STAGE}/{number:04d}"] = pa.table(
+                [ids, [row.tobytes() for row in block]], schema=schema
+            )
         return ShardResult(tables=tables, report={"images": len(ids)})
 
     def _describe(self, shard_id: int, worker: WorkerSettings) -> Iterator[tuple[int, np.ndarray]]:
         deadline_s = self.settings.encode.image_deadline_s
-        outcomes = prepare_images(self.images_of(shard_id), self.encoder.front.prepare, worker, deadline_s)
+        outcomes = prepare_images(
+            self.images_of(shard_id), self.encoder.preprocessor.prepare, worker, deadline_s
+        )
         for group in group_by_patches(outcomes):
             prepared = [(image, one) for image, one in group if isinstance(one, PreparedImage)]
             described = self.encoder.describe_prepared([one for _, one in prepared], max_points=0)
@@ -130,10 +129,10 @@ class TrainReduction(Step):
         if learned is None:
             log.info("%d images: the VLAD is kept as it is", vlads.num_images)
             return save_result(self.run, "reduction", {"format": np.array([1], np.int32)}, {"method": "none"})
-        arrays, facts = learned.to_arrays()
-        facts |= {"num_images": vlads.num_images, "background": background}
-        log.info("the reduction: %s", facts)
-        return save_result(self.run, "reduction", arrays, facts, **facts)
+        arrays, metadata = learned.to_arrays()
+        metadata |= {"num_images": vlads.num_images, "background": background}
+        log.info("the reduction: %s", metadata)
+        return save_result(self.run, "reduction", arrays, metadata, **metadata)
 
 
 def learn_reduction(

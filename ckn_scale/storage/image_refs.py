@@ -1,17 +1,20 @@
 """What a plan knows about an image before it is read."""
 
 from __future__ import annotations
-from dataclasses import dataclass
-from typing import Any
-from ckn_scale.errors import InputError
+
 import heapq
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from typing import Any
+
 import pyarrow as pa
+
+from ckn_scale.errors import InputError
 
 _EXTENSIONS = "jpg jpeg jpe jfif png webp bmp tif tiff gif ppm pgm avif heic heif"
 IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())

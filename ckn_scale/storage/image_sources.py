@@ -16,8 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 
 from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
-from ckn_scale.storage import tars
-from ckn_scale.storage import image_lists, image_tables
+from ckn_scale.storage import image_lists, image_tables, tars
 from ckn_scale.storage.filesystems import normalise_url, split_protocol
 from ckn_scale.storage.http_images import HttpImages, is_http
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension

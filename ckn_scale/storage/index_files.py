@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 
 if TYPE_CHECKING:
     from ckn_scale.storage.store import Store
@@ -103,15 +103,15 @@ def write_manifest(store: Store, folder: str, manifest: IndexManifest) -> Stored
 
 
 def read_manifest(store: Store, path: str, sha256: str) -> IndexManifest:
-    """The manifest that a version names; DataDamaged when it is missing or has other bytes."""
+    """The manifest that a version names; CorruptData when it is missing or has other bytes."""
     try:
         data = store.read(path)
     except FileNotFoundError as error:
-        raise DataDamaged(f"{path} is missing, but a published version names it") from error
+        raise CorruptData(f"{path} is missing, but a published version names it") from error
     check_sha256(data, sha256, path)
     body = json.loads(data)
     if body["format"] != MANIFEST_FORMAT:
-        raise DataDamaged(f"{path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
+        raise CorruptData(f"{path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
     manifest = IndexManifest(shards=shards, **body)
     _check_manifest(manifest)
@@ -126,7 +126,7 @@ def open_side_table(path: Path) -> pa.Table:
 def check_sha256(data: bytes, sha256: str, path: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
-        raise DataDamaged(f"{path} has sha256 {found[:16]}…, recorded was {sha256[:16]}…")
+        raise CorruptData(f"{path} has sha256 {found[:16]}…, recorded was {sha256[:16]}…")
 
 
 def _write_file(store: Store, path: str, data: bytes) -> StoredFile:

@@ -8,10 +8,7 @@ Judged is what lies below the folder that was named. What a user or a list names
 """
 
 from __future__ import annotations
-from ckn_scale.errors import InputError
-from ckn_scale.storage.filesystems import is_local_url
-from ckn_scale.storage.image_refs import extension
-from ckn_scale.storage.run_folder import holds_run
+
 import contextlib
 import glob
 import os
@@ -20,7 +17,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
 from fsspec.utils import glob_translate
+
+from ckn_scale.errors import InputError
 from ckn_scale.storage.filesystems import (
     is_local_url,
     local_url,
@@ -28,9 +28,10 @@ from ckn_scale.storage.filesystems import (
     open_filesystem,
     split_protocol,
 )
-from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.image_refs import ImageRef, extension
 from ckn_scale.storage.local_files import open_regular
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
+from ckn_scale.storage.run_folder import holds_run
 
 _FOLDERS_KNOWN = 100_000  # a few megabytes of names
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from ckn_scale.errors import DataDamaged, InputError
+from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -62,14 +62,14 @@ def _write(store: Store, path: str, data: bytes) -> None:
 
 
 def load_model(store: Store, file: ModelFile) -> tuple[Arrays, dict[str, Any]]:
-    """(arrays, meta) of a recorded model; DataDamaged when its bytes are not the recorded ones."""
+    """(arrays, meta) of a recorded model; CorruptData when its bytes are not the recorded ones."""
     where = store.address(file.path)
     try:
         data = store.read(file.path)
     except FileNotFoundError as error:
-        raise DataDamaged(f"the model {file.name} is gone: {where} does not exist") from error
+        raise CorruptData(f"the model {file.name} is gone: {where} does not exist") from error
     if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise DataDamaged(f"the model {file.name} is damaged: the sha256 of {where} is not the recorded one")
+        raise CorruptData(f"the model {file.name} is damaged: the sha256 of {where} is not the recorded one")
     name, arrays, meta = decode_model(data, where)
     if name != file.name:
         raise InputError(f"{where} holds the model {name}, not {file.name}")
@@ -85,7 +85,7 @@ def find_model(store: Store, path: str) -> ModelFile:
         raise InputError(f"there is no model file at {where}") from error
     try:
         name, _, _ = decode_model(data, where)
-    except DataDamaged as error:
+    except CorruptData as error:
         raise InputError(str(error)) from error
     sha256 = hashlib.sha256(data).hexdigest()
     match = _FILE_NAME.fullmatch(path.rpartition("/")[2])
@@ -95,18 +95,18 @@ def find_model(store: Store, path: str) -> ModelFile:
 
 
 def decode_model(data: bytes, where: str) -> tuple[str, Arrays, dict[str, Any]]:
-    """(name, arrays, meta); DataDamaged when the bytes are not a whole model file of ours."""
+    """(name, arrays, meta); CorruptData when the bytes are not a whole model file of ours."""
     try:
         arrays = load_arrays(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         description = json.loads(header["__metadata__"][_KEY])
         name, meta = description["name"], description["meta"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataDamaged(
+        raise CorruptData(
             f"{where} is not a whole ckn_scale model ({type(error).__name__}: {error})"
         ) from error
     if description.get("format") != FORMAT:
-        raise DataDamaged(
+        raise CorruptData(
             f"{where} has model format {description.get('format')}, this version reads {FORMAT}"
         )
     return name, arrays, meta

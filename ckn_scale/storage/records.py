@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -47,19 +47,19 @@ def encode_record(body: dict[str, Any]) -> bytes:
 
 
 def decode_record(data: bytes, where: str) -> dict[str, Any]:
-    """The body; DataDamaged when the bytes are not a whole record."""
+    """The body; CorruptData when the bytes are not a whole record."""
     try:
         body = json.loads(data)
         checksum = body.pop("checksum")
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise DataDamaged(f"{where} is not a whole record ({type(error).__name__})") from error
+        raise CorruptData(f"{where} is not a whole record ({type(error).__name__})") from error
     if checksum != _checksum(body):
-        raise DataDamaged(f"{where} was altered: its checksum does not fit")
+        raise CorruptData(f"{where} was altered: its checksum does not fit")
     return body
 
 
 def create_record(store: Store, path: str, body: dict[str, Any]) -> Created:
-    """Offer a record; what stands is returned. DataDamaged when an invalid one holds the name."""
+    """Offer a record; what stands is returned. CorruptData when an invalid one holds the name."""
     offered = {"attempt": new_attempt(), **body}
     data = encode_record(offered)
     if store.create(path, data):
@@ -95,11 +95,11 @@ class RecordLog:
         return f"{self.prefix}/{number:06d}.json"
 
     def read(self, number: int) -> dict[str, Any]:
-        """One record; DataDamaged when it is invalid, FileNotFoundError when there is none."""
+        """One record; CorruptData when it is invalid, FileNotFoundError when there is none."""
         return read_record(self.store, self.path(number))
 
     def create(self, number: int, body: dict[str, Any]) -> Created:
-        """Offer record `number`; DataDamaged when an invalid record holds that number."""
+        """Offer record `number`; CorruptData when an invalid record holds that number."""
         if number < 1:
             raise ValueError(f"record numbers start at 1, got {number}")
         return create_record(self.store, self.path(number), body)
@@ -150,7 +150,7 @@ class RecordLog:
             return self.read(number)
         except FileNotFoundError:
             return None
-        except DataDamaged as error:
+        except CorruptData as error:
             damage[number] = str(error)
             return None
 
@@ -162,7 +162,7 @@ class RecordLog:
     def _wins(self, number: int, body: dict[str, Any]) -> bool:
         try:
             return self.create(number, body).won
-        except DataDamaged:
+        except CorruptData:
             return False  # a damaged record keeps its number
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.storage.events import EventLog
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
@@ -126,7 +126,7 @@ class RunFolder:
                 "index its images into another folder"
             )
         if not isinstance(body.get("settings"), dict):
-            raise DataDamaged(f"{store.address(RUN_RECORD)} has no settings")
+            raise CorruptData(f"{store.address(RUN_RECORD)} has no settings")
         return cls(store, body)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import READERS, create_record, map_in_threads, read_record
 from ckn_scale.storage.store import Store
 
@@ -62,7 +62,7 @@ class Commit:
 
     @classmethod
     def from_body(cls, body: dict[str, Any], where: str) -> Commit:
-        """DataDamaged when the body is not that of a commit."""
+        """CorruptData when the body is not that of a commit."""
         try:
             known = {name: body[name] for name in cls.__slots__ if name in body}
             for name in ("step", "fingerprint"):
@@ -72,7 +72,7 @@ class Commit:
             files = {sys.intern(stage): DataFile(**entry) for stage, entry in known.pop("files").items()}
             return cls(files=files, **known)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DataDamaged(f"{where} is not a commit record ({error})") from error
+            raise CorruptData(f"{where} is not a commit record ({error})") from error
 
 
 class ShardLog:
@@ -107,7 +107,7 @@ class ShardLog:
                 self._read(shard_id, generation)
             except FileNotFoundError:
                 return self._known.get(shard_id)
-            except DataDamaged:
+            except CorruptData:
                 pass  # the one before stands
             generation += 1
 
@@ -120,7 +120,7 @@ class ShardLog:
             path = self.path(offered.shard_id, offered.generation)
             try:
                 created = create_record(self.store, path, offered.to_body())
-            except DataDamaged as error:
+            except CorruptData as error:
                 offered = _after_damage(offered, str(error))
                 continue
             if created.won:
@@ -145,14 +145,14 @@ class ShardLog:
             try:
                 self._read(shard_id, generation)
                 return
-            except (DataDamaged, FileNotFoundError):
+            except (CorruptData, FileNotFoundError):
                 continue
 
     def _read(self, shard_id: int, generation: int) -> None:
         path = self.path(shard_id, generation)
         commit = Commit.from_body(read_record(self.store, path), path)
         if (commit.step, commit.shard_id, commit.generation) != (self.step, shard_id, generation):
-            raise DataDamaged(f"{path} holds the record of another shard or generation")
+            raise CorruptData(f"{path} holds the record of another shard or generation")
         self._known[shard_id] = commit
 
 
@@ -171,13 +171,13 @@ def write_data(store: Store, path: str, data: bytes, rows: int) -> DataFile:
 
 
 def read_data(store: Store, file: DataFile) -> bytes:
-    """The bytes that were recorded; DataDamaged when they are others or gone."""
+    """The bytes that were recorded; CorruptData when they are others or gone."""
     try:
         data = store.read(file.path)
     except FileNotFoundError as error:
-        raise DataDamaged(f"{store.address(file.path)} is gone, though a record names it") from error
+        raise CorruptData(f"{store.address(file.path)} is gone, though a record names it") from error
     if len(data) != file.size_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise DataDamaged(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
+        raise CorruptData(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
     return data
 
 
@@ -186,12 +186,12 @@ def find_damage(store: Store, files: Iterable[DataFile]) -> str | None:
     for file in files:
         try:
             read_data(store, file)
-        except DataDamaged as error:
+        except CorruptData as error:
             return str(error)
     return None
 
 
-def find_misfits(store: Store, commits: Iterable[Commit]) -> list[int]:
+def find_size_mismatches(store: Store, commits: Iterable[Commit]) -> list[int]:
     """Shards with a file that is gone or has another size: found by listing, without reading any."""
     commits = list(commits)
     folders = {file.path.split("/")[0] for commit in commits for file in commit.files.values()}
@@ -210,11 +210,11 @@ def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: 
 
 
 def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table of a data file, its sha256 checked; DataDamaged when it is not what was recorded."""
+    """The table of a data file, its sha256 checked; CorruptData when it is not what was recorded."""
     data = read_data(store, file)
     table = decode_table(data, columns)
     if table.num_rows != file.rows:
-        raise DataDamaged(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
+        raise CorruptData(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
     return table
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ckn_scale.errors import InputError, StoreUnfit
+from ckn_scale.errors import InputError, UnsupportedStore
 from ckn_scale.storage import local_files
 from ckn_scale.storage.filesystems import is_local_url, normalise_url, open_filesystem, split_protocol
 from ckn_scale.storage.retries import (
@@ -117,9 +117,9 @@ class Store:
         return f"{self.url}/{_checked(path)}" if path else self.url
 
     def self_test(self) -> None:
-        """StoreUnfit unless exactly one of several creates of one name wins, for all to see."""
+        """UnsupportedStore unless exactly one of several creates of one name wins, for all to see."""
         if split_protocol(self.url)[0] == "memory":
-            raise StoreUnfit(f"{self.url} lives in one process: use a local folder or an object store")
+            raise UnsupportedStore(f"{self.url} lives in one process: use a local folder or an object store")
         path = f"{SELF_TEST_FOLDER}/{uuid.uuid4().hex}"
         try:
             self._race_on(path)
@@ -132,11 +132,13 @@ class Store:
             won = list(pool.map(lambda body: self.create(path, body), bodies))
         late = self.create(path, b"late")
         if sum(won) != 1 or late or self.read(path) != bodies[won.index(True)]:
-            raise StoreUnfit(
+            raise UnsupportedStore(
                 f"{self.url} lets a second create of the same file succeed: a run would lose data"
             )
         if path not in self.list(SELF_TEST_FOLDER):
-            raise StoreUnfit(f"{self.url} does not list a file that was just written: a run would miss data")
+            raise UnsupportedStore(
+                f"{self.url} does not list a file that was just written: a run would miss data"
+            )
 
     def _create(self, path: str, data: bytes, *, trust_reply: bool) -> bool:
         delays_s = self.retry.delays_s()
@@ -166,7 +168,7 @@ class Store:
                 local_files.create_file(Path(self.address(path)), data)
             else:
                 self.fs.pipe_file(self._key(path), data, mode="create")
-        except StoreUnfit:
+        except UnsupportedStore:
             raise
         except Exception as error:
             if is_refused(error):

@@ -5,21 +5,20 @@ ustar, GNU (long names, base-256 sizes, sparse files) and pax (path and size) ar
 """
 
 from __future__ import annotations
-import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
 import json
+import tarfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.storage.filesystems import is_local_url
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
-from ckn_scale.storage.input_files import InputFile, stat_input
-from ckn_scale.storage.input_files import is_hidden
+from ckn_scale.storage.input_files import InputFile, is_hidden, stat_input
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 HEADER_BYTES = 512

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from photo_runs import digests_of, index_here, read_commits, read_events
 
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, read_draw

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from photo_runs import background_photos, finish_with_background, index_here, make_photos
 
-from ckn_scale.schemas import read_codes
 from ckn_scale.pipeline import STEPS
+from ckn_scale.schemas import read_codes
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from photo_runs import OVERRIDES, digests_of, parse, read_commits, tiny_options
 
-from ckn_scale.config import Resources, load_settings
-from ckn_scale.runners import worker
-from ckn_scale.pipeline import index_images
 from ckn_scale import prepare_images
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.pipeline import index_images
+from ckn_scale.runners import worker
 from ckn_scale.storage import image_sources
 
 

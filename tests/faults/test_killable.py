@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ckn_scale.errors import ImageRejected
+from ckn_scale.prepare_images import prepare_images
 from ckn_scale.processes import ChildDied, ChildOverdue, KillableChild, prepare_killably
 from ckn_scale.runners.step import WorkerSettings
 from ckn_scale.steps.plan_images import PlannedImage
-from ckn_scale.prepare_images import prepare_images
 
 HEADROOM_BYTES = 64 << 20
 

@@ -22,14 +22,14 @@ from photo_runs import (
 )
 
 from ckn_scale.config import load_settings
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import read_photo
-from ckn_scale.errors import RunMismatch, WorkFailed
-from ckn_scale.runners import step
-from ckn_scale.steps import publish
-from ckn_scale.runners.step import process_shard, redo_shard
-from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.errors import RunFailed, RunMismatch
 from ckn_scale.failpoints import SHARD_VARIABLE
+from ckn_scale.runners import step
+from ckn_scale.runners.step import process_shard, redo_shard
+from ckn_scale.steps import publish
+from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.publish import publish_version, read_candidate
 from ckn_scale.storage.index_files import read_manifest, write_manifest
@@ -143,7 +143,7 @@ def test_a_manifest_with_other_rows_than_images_is_not_published(reference, tmp_
     manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
     fewer = replace(manifest, rows=20, shards=(replace(manifest.shards[0], rows=20),))
     written = write_manifest(run.store, run.index_folder(candidate.build, "ab"), fewer)
-    with pytest.raises(WorkFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
+    with pytest.raises(RunFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
         publish_version(run, candidate, written, record["certificate"])
     assert run.versions.numbers() == [1]
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from ckn_scale.core.ckn import encode_patches
-from ckn_scale.core.ckn_training import train_ckn
-from ckn_scale.core.ckn_training import cluster_on_sphere
+from ckn_scale.core.ckn_training import cluster_on_sphere, train_ckn
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, LayerSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

@@ -12,7 +12,7 @@ from ray_nodes import RayNodes
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import InputError
-from ckn_scale.runners.devices import settle_settings
+from ckn_scale.runners.devices import resolve_settings
 from ckn_scale.runners.ray_actors import count_needs, count_room
 
 NODES = [
@@ -74,13 +74,13 @@ def test_gpus_are_given_to_a_run_that_computes_on_them(cluster, photos, tmp_path
 def test_gpu_that_torch_does_not_see_is_refused_by_name(cluster, photos, tmp_path):
     code = (
         "import sys\nfrom ckn_scale.config import Resources\n"
-        "from ckn_scale.runners.devices import settle_settings\n"
+        "from ckn_scale.runners.devices import resolve_settings\n"
         "from ckn_scale.pipeline import open_driver\n"
         "from ckn_scale.steps.plan_images import plan_images\n"
         "photos, run = sys.argv[1:]\n"
-        "print(settle_settings(run, 'tiny', ray='auto').numerics.device)\n"
-        "planned = plan_images(run, settle_settings(run, 'tiny', device='cuda', ray='auto'), photos)\n"
-        "print(settle_settings(run, 'tiny', ray='auto').numerics.device)\n"
+        "print(resolve_settings(run, 'tiny', ray='auto').numerics.device)\n"
+        "planned = plan_images(run, resolve_settings(run, 'tiny', device='cuda', ray='auto'), photos)\n"
+        "print(resolve_settings(run, 'tiny', ray='auto').numerics.device)\n"
         "with open_driver(planned, Resources(workers=2, ray='auto', read_ahead=1), print):\n    pass\n"
     )
     command = [sys.executable, "-c", code, str(photos), str(tmp_path / "run")]
@@ -91,7 +91,7 @@ def test_gpu_that_torch_does_not_see_is_refused_by_name(cluster, photos, tmp_pat
 
 def test_device_is_settled_by_what_is_named_then_by_the_run_then_by_torch(reference, tmp_path):
     def device(run, *overrides, **named):
-        return settle_settings(str(run), "tiny", None, overrides, **named).numerics.device
+        return resolve_settings(str(run), "tiny", None, overrides, **named).numerics.device
 
     assert device(tmp_path / "new") == "cpu", "there is no GPU here"
     assert device(tmp_path / "new", "numerics.device=cuda") == "cuda"

@@ -9,7 +9,7 @@ import pytest
 from synthetic_index import publish_synthetic, random_units, side_rows
 
 from ckn_scale.core.vector_index import build_exact
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.index_files import (
     ROWS_PER_BATCH,
     IndexManifest,
@@ -70,16 +70,16 @@ def test_a_changed_or_missing_manifest_is_damage(tmp_path):
     record = index.run.versions.latest()[1]
     path = index.run.store.local_path(record["manifest"])
     path.write_bytes(path.read_bytes().replace(b'"rows": 4', b'"rows": 5'))
-    with pytest.raises(DataDamaged, match="has sha256"):
+    with pytest.raises(CorruptData, match="has sha256"):
         read_manifest(index.run.store, record["manifest"], record["manifest_sha256"])
     path.unlink()
-    with pytest.raises(DataDamaged, match="is missing, but a published version names it"):
+    with pytest.raises(CorruptData, match="is missing, but a published version names it"):
         read_manifest(index.run.store, record["manifest"], record["manifest_sha256"])
 
 
 def test_a_manifest_of_a_later_format_is_refused(store):
     file = write_manifest(store, "index/b-1", IndexManifest("b", 16, 0, {}, (), format=9))
-    with pytest.raises(DataDamaged, match="has format 9; this release reads 1"):
+    with pytest.raises(CorruptData, match="has format 9; this release reads 1"):
         read_manifest(store, file.path, file.sha256)
 
 

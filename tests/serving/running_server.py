@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from ckn_scale.core.views import encode_jpeg, render_view
+from ckn_scale.core.augmentations import encode_jpeg, render_view
 from ckn_scale.demo import read_photo
 
 KEY = "a key of the tests"

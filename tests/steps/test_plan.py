@@ -4,11 +4,18 @@ import pyarrow as pa
 import pytest
 
 from ckn_scale.config import load_settings
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+from ckn_scale.errors import CorruptData, InputError, RunMismatch
+from ckn_scale.runs.collect_garbage import find_garbage
 from ckn_scale.schemas import PLANNED_IMAGES
 from ckn_scale.steps import plan_images
-from ckn_scale.runs.collect_garbage import find_garbage
-from ckn_scale.steps.plan_images import PlanReader, hash_uri, plan_images, read_sample, read_segments, shard_size
+from ckn_scale.steps.plan_images import (
+    PlanReader,
+    hash_uri,
+    plan_images,
+    read_sample,
+    read_segments,
+    shard_size,
+)
 from ckn_scale.steps.sample_patches import SamplePatches
 
 
@@ -199,7 +206,7 @@ def test_nothing_is_planned_over_a_damaged_record(folder, tmp_path, number, hurt
     else:
         record.write_bytes(record.read_bytes()[:100])
     for append in (True, False):
-        with pytest.raises(DataDamaged, match=rf"plan/00000{number}\.json is (gone|not a whole record)"):
+        with pytest.raises(CorruptData, match=rf"plan/00000{number}\.json is (gone|not a whole record)"):
             plan_images(url, settings(), folder, append=append)
 
 

@@ -7,9 +7,9 @@ import shutil
 import pytest
 from photo_runs import index_here
 
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import read_photo
-from ckn_scale.errors import WorkFailed
+from ckn_scale.errors import RunFailed
 from ckn_scale.steps.plan_images import Segment
 from ckn_scale.steps.publish import Candidate, Failures, count_failures
 from ckn_scale.storage.run_folder import RunFolder
@@ -27,7 +27,7 @@ def test_broken_images_are_not_published_and_not_held_against_a_later_append(ref
     (folders[0] / "flower.jpg").write_bytes(encode_jpeg(read_photo("flower"), 80))
     (folders[1] / "retina.jpg").write_bytes(encode_jpeg(read_photo("retina"), 80))
 
-    with pytest.raises(WorkFailed) as refusal:
+    with pytest.raises(RunFailed) as refusal:
         index_here(folders[0], run.url, append=True)
     for words in ("3 of 4 new images", "3 truncated", "max_failed_share = 0.1", "failures", "--accept"):
         assert words in str(refusal.value)

@@ -16,14 +16,14 @@ from ckn_scale.schemas import read_codes
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.record_models import load_model_named
-from ckn_scale.steps.plan_images import read_segments
 from ckn_scale.steps.plan_images import (
     plan_with_background,
     read_background,
     read_background_images,
-    settle_background,
+    read_segments,
+    record_background,
 )
+from ckn_scale.steps.record_models import load_model_named
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
@@ -53,7 +53,7 @@ def encode_here(folder, url, settings, **options):
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         sample(driver, settings)
         train(driver, settings)
-        driver.do(EncodeImages)
+        driver.run_step(EncodeImages)
         built = build(driver)
     return run, built
 
@@ -135,12 +135,12 @@ def test_another_background_or_a_late_one_is_refused(reference, photos, others, 
     run = plan_with_background(str(tmp_path / "run"), settings, str(photos), background=[str(others)])
     background = read_background(run)
     assert len(read_background_images(run, background)) == background.num_images == 24
-    settle_background(run, settings, str(others))
+    record_background(run, settings, str(others))
     with pytest.raises(RunMismatch, match=r"is .*others.*, not .*photos.*: leave --background out"):
-        settle_background(run, settings, str(photos))
+        record_background(run, settings, str(photos))
     trained = RunFolder.open(shutil.copytree(reference, tmp_path / "trained"))
     with pytest.raises(RunMismatch, match="are learned already, without a background"):
-        settle_background(trained, settings, str(others))
+        record_background(trained, settings, str(others))
     with pytest.raises(InputError, match="--background is of no use with --models"):
         plan_with_background(
             str(tmp_path / "third"), settings, str(photos), background=[str(others)], models=run.url

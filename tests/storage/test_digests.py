@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ckn_scale import schemas
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.runs.digest import digest_rows
 from ckn_scale.storage.shards import read_table, write_table
 
@@ -26,7 +26,7 @@ def make_vectors(num_rows: int = 20) -> pa.Table:
         "height_px": [480 if good else None for good in ok],
         "vector": [rng.standard_normal(DIM).astype(np.float16).tobytes() if good else None for good in ok],
     }
-    return pa.table(rows, schema=schemas.vectors("float16", DIM, 2 * DIM))
+    return pa.table(rows, schema=schemas.vectors_schema("float16", DIM, 2 * DIM))
 
 
 def make_descriptors(num_rows: int = 6) -> pa.Table:
@@ -144,16 +144,16 @@ def test_digest_of_nothing():
 
 def test_digest_refuses_a_row_that_comes_twice():
     table = make_vectors()
-    with pytest.raises(DataDamaged, match="comes twice"):
+    with pytest.raises(CorruptData, match="comes twice"):
         digest_rows([pa.concat_tables([table, table.slice(3, 1)])])
-    with pytest.raises(DataDamaged, match="out of order"):
+    with pytest.raises(CorruptData, match="out of order"):
         digest_rows([table, table.slice(19)])
 
 
 def test_digest_refuses_tables_of_different_form():
-    with pytest.raises(DataDamaged, match="differ in their columns"):
+    with pytest.raises(CorruptData, match="differ in their columns"):
         digest_rows([pa.table({"image_id": [0], "x": [1]}), pa.table({"image_id": [1], "y": [1]})])
-    with pytest.raises(DataDamaged, match="differ in a column's type"):
+    with pytest.raises(CorruptData, match="differ in a column's type"):
         digest_rows([pa.table({"image_id": [0], "x": [1]}), pa.table({"image_id": [1], "x": ["1"]})])
 
 
@@ -161,7 +161,7 @@ def test_digest_by_a_key_of_two_columns():
     table = pa.table({"image_id": [0, 0, 1], "point": [0, 1, 0], "patch": [b"a", b"b", b"c"]})
     key = ("image_id", "point")
     assert digest_rows([table.slice(0, 1), table.slice(1)], key=key) == digest_rows([table], key=key)
-    with pytest.raises(DataDamaged, match="comes twice"):
+    with pytest.raises(CorruptData, match="comes twice"):
         digest_rows([table])
 
 

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from ckn_scale.errors import InputError
-from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.image_refs import ImageRef, sort_refs
 from ckn_scale.storage.kept_columns import RESERVED, Cell, KeptColumns, to_arrow
-from ckn_scale.storage.image_refs import sort_refs
 
 
 def settle(values: list, before: str | None = None) -> tuple[str, list]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from ckn_scale.errors import DataDamaged, InputError
+from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.storage.models import ModelFile, find_model, load_model, save_model
 
 ARRAYS = {
@@ -58,19 +58,19 @@ def test_load_model_refuses_every_flipped_byte(tmp_path_store):
     for position in range(0, len(data), 7):
         flipped = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         tmp_path_store.local_path(file.path).write_bytes(flipped)
-        with pytest.raises(DataDamaged, match="the model ckn is damaged"):
+        with pytest.raises(CorruptData, match="the model ckn is damaged"):
             load_model(tmp_path_store, file)
 
 
 def test_load_model_refuses_a_truncated_file(store, damage):
     file = save_model(store, "ckn", ARRAYS, META)
     damage(file.path, store.read(file.path)[:100])
-    with pytest.raises(DataDamaged, match="the model ckn is damaged"):
+    with pytest.raises(CorruptData, match="the model ckn is damaged"):
         load_model(store, file)
 
 
 def test_load_model_of_a_gone_file(store):
-    with pytest.raises(DataDamaged, match="the model ckn is gone"):
+    with pytest.raises(CorruptData, match="the model ckn is gone"):
         load_model(store, ModelFile("ckn", "models/ckn-0.safetensors", "0"))
 
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import RecordLog, decode_record, encode_record, new_attempt
 
 
@@ -30,7 +30,7 @@ def test_decode_record_gives_the_body_back():
 
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])
 def test_decode_record_refuses_a_torn_record(cut):
-    with pytest.raises(DataDamaged, match="here"):
+    with pytest.raises(CorruptData, match="here"):
         decode_record(encode_record({"attempt": "ab", "rows": 12})[:cut], "here")
 
 
@@ -41,7 +41,7 @@ def test_decode_record_notices_every_flipped_bit():
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             body = decode_record(bytes(flipped), "here")
-        except DataDamaged:
+        except CorruptData:
             continue
         # White space between the tokens carries nothing.
         assert body == {"attempt": "ab", "rows": 12}
@@ -49,7 +49,7 @@ def test_decode_record_notices_every_flipped_bit():
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"null", b"{}", b'{"checksum": "x"}', b"\xff\xfe"])
 def test_decode_record_refuses_what_is_no_record(data):
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         decode_record(data, "here")
 
 
@@ -109,7 +109,7 @@ def test_damaged_record_is_passed_over_with_a_word_and_keeps_its_number(log, dam
     assert "plan/000001.json is used instead" in told
     assert [number for number, _ in log.all()] == [1]
     assert list(log.read_all()[1]) == [2]
-    with pytest.raises(DataDamaged, match=r"plan/000002.json"):
+    with pytest.raises(CorruptData, match=r"plan/000002.json"):
         log.create(2, {"n": 3})
     assert log.append({"n": 3}) == 3
     assert log.latest()[1]["n"] == 3

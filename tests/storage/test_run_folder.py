@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch, StoreUnfit
+from ckn_scale.errors import CorruptData, InputError, RunMismatch, UnsupportedStore
 from ckn_scale.storage.records import encode_record
 from ckn_scale.storage.run_folder import RunFolder, is_run
 from ckn_scale.storage.store import Store
@@ -46,7 +46,7 @@ def test_open_without_a_run_is_an_input_error(store_url):
 
 def test_open_refuses_a_damaged_run_record(run, store, damage):
     damage("run.json", store.read("run.json")[:-10])
-    with pytest.raises(DataDamaged, match=r"run\.json is not a whole record"):
+    with pytest.raises(CorruptData, match=r"run\.json is not a whole record"):
         RunFolder.open(run.url)
 
 
@@ -57,7 +57,7 @@ def test_open_refuses_another_format(tmp_path):
 
 
 def test_create_refuses_memory():
-    with pytest.raises(StoreUnfit):
+    with pytest.raises(UnsupportedStore):
         RunFolder.create("memory://run", {})
 
 

@@ -10,8 +10,8 @@ from s3_fault_proxy import KINDS
 from test_digests import make_vectors
 from test_shard_log import make_commit
 
-from ckn_scale.storage import image_sources, input_files
 from ckn_scale.runs.digest import digest_rows
+from ckn_scale.storage import image_sources, input_files
 from ckn_scale.storage.image_sources import list_images, read_image
 from ckn_scale.storage.retries import RetryPolicy
 from ckn_scale.storage.run_folder import RunFolder

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ckn_scale import schemas
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import encode_record, new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, encode_table, read_table, write_table
@@ -29,7 +29,7 @@ def make_table(num_rows: int = 3, dim: int = 4) -> pa.Table:
     ids = range(num_rows)
     columns = [ids, ["ok"] * num_rows, [""] * num_rows, [640] * num_rows, [480] * num_rows]
     return pa.table(
-        [*columns, [row.tobytes() for row in vectors]], schema=schemas.vectors("float16", dim, 2 * dim)
+        [*columns, [row.tobytes() for row in vectors]], schema=schemas.vectors_schema("float16", dim, 2 * dim)
     )
 
 
@@ -188,7 +188,7 @@ def test_encode_table_is_deterministic_whatever_the_chunks():
 
 
 def test_read_table_of_a_gone_file_is_damage(run):
-    with pytest.raises(DataDamaged, match=r"vectors/1\.parquet is gone, though a record names it"):
+    with pytest.raises(CorruptData, match=r"vectors/1\.parquet is gone, though a record names it"):
         read_table(run.store, DataFile("vectors/1.parquet", "0", 1, 1))
 
 
@@ -198,11 +198,11 @@ def test_read_table_of_a_gone_file_is_damage(run):
 def test_read_table_recognises_damaged_bytes(run, damage, alter):
     file = write_table(run, "vectors", 1, "ab", make_table())
     damage(file.path, alter(run.store.read(file.path)))
-    with pytest.raises(DataDamaged, match="sha256"):
+    with pytest.raises(CorruptData, match="sha256"):
         read_table(run.store, file)
 
 
 def test_read_table_recognises_a_wrong_row_count(run):
     file = write_table(run, "vectors", 1, "ab", make_table())
-    with pytest.raises(DataDamaged, match="has 3 rows, 4 were recorded"):
+    with pytest.raises(CorruptData, match="has 3 rows, 4 were recorded"):
         read_table(run.store, replace(file, rows=4))

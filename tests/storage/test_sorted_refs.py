@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from ckn_scale.storage.image_refs import ImageRef
-from ckn_scale.storage.image_refs import sort_refs
+from ckn_scale.storage.image_refs import ImageRef, sort_refs
 
 
 def shuffled(count: int) -> list[ImageRef]:

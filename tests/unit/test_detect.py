@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from ckn_scale.core.front import detect_keypoints
 from ckn_scale.core.patches import extract_patches, patches_to_luma
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import KeypointSpec, PatchSpec
 
 

@@ -8,7 +8,7 @@ import pytest
 from ckn_scale.core.ckn import Ckn, CknLayer
 from ckn_scale.core.ckn_model import orientation_layer, subpatch_dim
 from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.encoder import Channel, Front, ImageEncoder
+from ckn_scale.core.encoder import Channel, ImageEncoder, Preprocessor
 from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.specs import (
@@ -23,7 +23,7 @@ from ckn_scale.core.specs import (
 from ckn_scale.core.vlad import aggregate_vlad
 
 SPEC = CknSpec("grad", (LayerSpec(1, 4, 4), LayerSpec(2, 6, 3)))
-FRONT = Front(ImageSpec(), KeypointSpec(max_keypoints=40), PatchSpec())
+FRONT = Preprocessor(ImageSpec(), KeypointSpec(max_keypoints=40), PatchSpec())
 
 
 def make_channel(seed: int, weight: float) -> Channel:

@@ -9,20 +9,31 @@ import numpy as np
 import pytest
 from dead_leaves import make_dead_leaves
 
-from ckn_scale.core.hessian_affine import estimate_frames, upright_shapes
-from ckn_scale.core.scale_space import Buffers
+from ckn_scale.core.hessian_affine import (
+    Points,
+    estimate_frames,
+    fit_quadratic,
+    is_blob,
+    largest,
+    refine_extrema,
+    solve_symmetric,
+    upright_shapes,
+)
 from ckn_scale.core.orientation import NUM_BINS, orient_frames, peak_angles, turn_frames
-from ckn_scale.core.hessian_affine import Points, fit_quadratic, is_blob, largest, refine_extrema, solve_symmetric
 from ckn_scale.core.scale_space import (
     BLUR_KERNELS,
+    CHUNK,
     LEVEL_SIGMAS_PX,
     NUM_LEVELS,
+    Buffers,
     ScaleSpace,
     build_scale_space,
+    chunks,
+    disk_window,
+    locate_pixels,
     measure_hessian,
     plan_octaves,
 )
-from ckn_scale.core.scale_space import CHUNK, chunks, disk_window, locate_pixels
 
 
 def build(image: np.ndarray, *, saddles: bool = True) -> ScaleSpace:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from ckn_scale.core.sign_index import SignIndex, build_signs
-from ckn_scale.core.vector_index import merge_topk
 from ckn_scale.core.vector_codes import SignCodec
+from ckn_scale.core.vector_index import merge_topk
 
 DIM = 512
 CODEC = SignCodec(DIM)

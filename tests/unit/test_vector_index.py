@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.core import vector_index
-from ckn_scale.core.vector_index import merge_topk
-from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss
+from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss, merge_topk
 from ckn_scale.errors import MissingDependency
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches, parse_dtype
 from ckn_scale.core.pca import Projection, project_rows
 
-Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
+ModelPart = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able metadata of one model
 
 
 class CknDescriptor:
@@ -85,7 +85,7 @@ class CknDescriptor:
         return cls.from_parts(ckn, projection, **options)
 
     @classmethod
-    def from_parts(cls, ckn: Part, projection: Part, **options: Any) -> CknDescriptor:
+    def from_parts(cls, ckn: ModelPart, projection: ModelPart, **options: Any) -> CknDescriptor:
         return cls(Ckn.from_arrays(*ckn), Projection.from_arrays(*projection), **options)
 
 

@@ -1,15 +1,15 @@
 """One call for every detector."""
 
 from __future__ import annotations
-import numpy as np
-from ckn_scale.core.keypoints import detect_dense
-from ckn_scale.core.hessian_affine import detect_hessian_affine
-from ckn_scale.core.images import to_luma
-from ckn_scale.core.keypoints import Keypoints
-from ckn_scale.core.specs import KeypointSpec
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ckn_scale.core.images import decode_image
+
+import numpy as np
+
+from ckn_scale.core.hessian_affine import detect_hessian_affine
+from ckn_scale.core.images import decode_image, to_luma
+from ckn_scale.core.keypoints import Keypoints, detect_dense
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected
@@ -32,7 +32,7 @@ class PreparedImage:
 
 
 @dataclass(frozen=True)
-class Front:
+class Preprocessor:
     """From bytes to patches: needs no learned model."""
 
     images: ImageSpec
