@@ -101,7 +101,7 @@ def prepare_run(source: Path, run: Path, settings: Settings, trained: Path) -> R
 def measure_crew(run: RunFolder, resources: Resources) -> Rate:
     begun = time.time()
     with open_driver(run, resources, lambda progress: None) as driver, CpuTime() as cpu:
-        driver.run_step(EncodeImages)
+        driver.run_step(EncodeImages(driver.run))
     return find_steady_rate(list(run.commits(EncodeImages.name).committed().values()), begun, cpu)
 
 
@@ -189,8 +189,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     trained = folder / "trained"
     run = plan_images(str(trained), settings, str(name_images(source, folder / "sample", DISTINCT)))
     with open_driver(run, CREWS["pool of 2"], lambda progress: None) as driver:
-        sample(driver, settings)
-        train(driver, settings)
+        sample(driver)
+        train(driver)
     parts_ms = split_time(run, settings)
     alone = 1000 / sum(parts_ms.values())
     print(f"one image on one thread: {sum(parts_ms.values()):.0f} ms", flush=True)

@@ -126,9 +126,9 @@ def finish_with_background(reference: Path, background: Path, target: Path) -> A
     run, settings = RunFolder.open(str(target)), load_settings("tiny", None, OVERRIDES)
     record_background(run, settings, str(background))
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver, settings)  # again, if a test of the reference has let its sample go
-        train(driver, settings)
-        driver.run_step(EncodeImages)
+        sample(driver)  # again, if a test of the reference has let its sample go
+        train(driver)
+        driver.run_step(EncodeImages(driver.run))
     return run
 
 

@@ -148,12 +148,12 @@ def sample(
     ckn-scale sample run/ --workers 4
     """
     with _open_driver(run, workers, ray, quiet) as (driver, settings):
-        from ckn_scale import pipeline as path
+        from ckn_scale import pipeline
         from ckn_scale.steps.plan_images import record_background
 
         if background:
             record_background(driver.run, settings, background)
-        path.sample(driver, settings)
+        pipeline.sample(driver)
 
 
 def train(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
@@ -163,10 +163,9 @@ def train(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False)
     ckn-scale train run/
     """
     with _open_driver(run, workers, ray, quiet) as (driver, settings):
-        from ckn_scale import pipeline as path
+        from ckn_scale import pipeline
 
-        path.sample(driver, settings)
-        path.train(driver, settings)
+        pipeline.train(driver)
 
 
 def encode(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
@@ -176,9 +175,9 @@ def encode(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False
     ckn-scale encode run/ --ray auto --workers 16
     """
     with _open_driver(run, workers, ray, quiet) as (driver, _):
-        from ckn_scale.steps.encode_images import EncodeImages
+        from ckn_scale import pipeline
 
-        driver.run_step(EncodeImages)
+        pipeline.encode(driver)
 
 
 def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
@@ -188,9 +187,9 @@ def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False)
     ckn-scale build run/
     """
     with _open_driver(run, workers, ray, quiet) as (driver, _):
-        from ckn_scale import pipeline as path
+        from ckn_scale import pipeline
 
-        path.build(driver)
+        pipeline.build(driver)
 
 
 def publish(
@@ -207,10 +206,10 @@ def publish(
     ckn-scale publish run/
     """
     with _open_driver(run, workers, ray, quiet) as (driver, _):
-        from ckn_scale import pipeline as path
+        from ckn_scale import pipeline
 
-        version = path.publish(driver, accept=accept, keep_samples=keep_samples)
-    report = path.summarise(driver, version)
+        version = pipeline.publish(driver, accept=accept, keep_samples=keep_samples)
+    report = pipeline.summarise(driver, version)
     print(f"version {version} of {report.run}: {count_states(report.states)}")
 
 

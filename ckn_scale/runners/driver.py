@@ -1,6 +1,6 @@
-"""The driver loop: hand shards to a executor, retry what fails, say at the end what is undone.
+"""The driver: runs a step by handing its shards to an executor, retries what fails, says what is undone.
 
-A executor is who does the work: this process, a pool of processes, Ray actors. It starts tasks and
+An executor is who does the work: this process, a pool of processes, Ray actors. It starts tasks and
 reports outcomes; which shard comes next, how often and how is decided here, once for all executors.
 """
 
@@ -9,31 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CorruptData, RunFailed, RunMismatch
+from ckn_scale.errors import CorruptData, InputError, RunFailed, RunMismatch
+from ckn_scale.runners.step import ShardTask, Step, check_fingerprint
+from ckn_scale.runners.worker import Handshake, offer_handshake
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit, find_size_mismatches
 
 log = logging.getLogger(__name__)
 
+StepT = TypeVar("StepT", bound=Step)
+
 MAX_MOVES = 20  # after which a shard is suspected to take its hosts down itself
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """One shard for one worker: names only, never data."""
-
-    step: str
-    shard_id: int
-    params: Mapping[str, str] = field(default_factory=dict)
-    tries: int = 0
-    moves: int = 0  # how often its host went away, which is not held against it
-    isolate: bool = False
-    redo: str | None = None  # why a shard that is committed is done once more
-    check: bool = False  # read what is committed, and make it again where it is damaged
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ def run_shards(
             again = _record_outcome(outcome, report, resources, write_event)
             if again is not None:
                 waiting.append(again)
-            if _is_for_the_user(outcome.error):
+            if isinstance(outcome.error, InputError):
                 waiting.clear()
         done = report.skipped + report.done
         seen = images + executor.images_under_way
@@ -149,24 +142,20 @@ def _record_outcome(
         report.images += int(outcome.report.get("images", 0))
         return None
     reason = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.kind
-    write_event(outcome.kind, step=task.step, shard=task.shard_id, tries=task.tries + 1, reason=reason)
+    write_event(outcome.kind, step=task.step.name, shard=task.shard_id, tries=task.tries + 1, reason=reason)
     if outcome.kind == "node_lost" and task.moves < MAX_MOVES:
         report.retries += 1
         return replace(task, moves=task.moves + 1)
-    if task.tries + 1 >= resources.max_attempts or _is_for_the_user(outcome.error):
-        log.error("%s shard %d is given up: %s", task.step, task.shard_id, reason)
+    if task.tries + 1 >= resources.max_attempts or isinstance(outcome.error, InputError):
+        log.error("%s shard %d is given up: %s", task.step.name, task.shard_id, reason)
         report.failed[task.shard_id] = reason
         report.damage = str(outcome.error) if isinstance(outcome.error, CorruptData) else report.damage
         report.mismatch = str(outcome.error) if isinstance(outcome.error, RunMismatch) else report.mismatch
         return None
-    log.warning("%s shard %d is tried again: %s", task.step, task.shard_id, reason)
+    log.warning("%s shard %d is tried again: %s", task.step.name, task.shard_id, reason)
     report.retries += 1
     # A worker that died or hung may have met a poison image: next time each image is on its own.
     return replace(task, tries=task.tries + 1, isolate=task.isolate or outcome.kind != "failed")
-
-
-def _is_for_the_user(error: BaseException | None) -> bool:
-    return getattr(error, "exit_code", 1) == 2
 
 
 def require_done(report: StepReport) -> None:
@@ -181,3 +170,99 @@ def require_done(report: StepReport) -> None:
             f"{report.step}: {len(report.failed)} of {report.total} shards failed, "
             f"the first is {shard}: {reason}"
         )
+
+
+class Driver:
+    """One run folder, one executor: does steps and remembers what they came to.
+
+    What is committed is looked at by the sizes of its files; with `check_all` every byte is read. What
+    is damaged is rebuilt, as the next generation.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        executor: Executor,
+        resources: Resources,
+        on_progress: ProgressHook,
+        *,
+        check_all: bool = False,
+    ) -> None:
+        self.run, self.executor, self.resources, self.on_progress = run, executor, resources, on_progress
+        self.check_all = check_all
+        self.reports: list[StepReport] = []
+
+    def run_step(self, step: StepT) -> StepT:
+        """Do what is not done yet of a step; RunFailed when some of it stays undone."""
+        fingerprint = step.fingerprint  # an input that is missing is refused here, not in every worker
+        shard_ids = step.shard_ids()
+        commits = step.log.committed()
+        committed = {one: commits[one] for one in shard_ids if one in commits}
+        for commit in committed.values():
+            check_fingerprint(step, commit)
+        log.info(
+            "%s: %d of %d shards are done (%s)", step.label, len(committed), len(shard_ids), fingerprint[:12]
+        )
+        suspects = self._find_suspects(committed)
+        tasks = [
+            ShardTask(step, one, check=one in suspects)
+            for one in shard_ids
+            if one not in committed or one in suspects
+        ]
+        self._run_tasks(step, tasks, len(shard_ids))
+        return step
+
+    def _find_suspects(self, committed: Mapping[int, Commit]) -> set[int]:
+        if self.check_all:
+            return set(committed)
+        mismatches = find_size_mismatches(self.run.store, committed.values())
+        if mismatches:
+            log.warning("shards %s have files that are gone or cut: they are rebuilt", mismatches[:10])
+        return set(mismatches)
+
+    def rerun_shards(self, step: Step, shard_ids: Sequence[int], reason: str) -> None:
+        """The next generation of committed shards."""
+        tasks = [ShardTask(step, one, redo=reason) for one in shard_ids]
+        self._run_tasks(step, tasks, len(step.shard_ids()))
+
+    def _run_tasks(self, step: Step, tasks: Sequence[ShardTask], total: int) -> None:
+        self.run.events.write("step_begins", step=step.label, shards=total, undone=len(tasks))
+        sizes = {task.shard_id: step.num_images(task.shard_id) for task in tasks}
+        total_images = sum(map(step.num_images, step.shard_ids()))
+        before = total_images - sum(sizes.values())
+        self.on_progress(Progress(step.label, total - len(tasks), total, before, total_images, 0.0))
+        report = run_shards(
+            self.executor,
+            tasks,
+            label=step.label,
+            total=total,
+            resources=self.resources,
+            on_progress=self.on_progress,
+            write_event=self.run.events.write,
+            sizes=sizes,
+            images_before=before,
+        )
+        self.reports.append(report)
+        self.run.events.write("step_ends", step=step.label, done=report.done, failed=len(report.failed))
+        self.run.events.flush()
+        require_done(report)
+
+
+@contextmanager
+def open_driver(run: RunFolder, resources: Resources, on_progress: ProgressHook) -> Iterator[Driver]:
+    """A driver with the workers that `resources` asks for, each having shown that it sees run and images."""
+    with (
+        offer_handshake(run) as handshake,
+        _choose_executor(resources)(run.url, resources, handshake) as executor,
+    ):
+        yield Driver(run, executor, resources, on_progress)
+
+
+def _choose_executor(resources: Resources) -> Callable[[str, Resources, Handshake], Executor]:
+    if resources.ray is not None:
+        from ckn_scale.runners.ray_actors import RayExecutor
+
+        return RayExecutor
+    from ckn_scale.runners.local import InlineExecutor, PoolExecutor
+
+    return InlineExecutor if resources.workers == 0 else PoolExecutor

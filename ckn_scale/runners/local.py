@@ -14,7 +14,8 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.processes import SPAWN, exit_with_parent
-from ckn_scale.runners.driver import Outcome, ShardTask
+from ckn_scale.runners.driver import Outcome
+from ckn_scale.runners.step import ShardTask
 from ckn_scale.runners.worker import Handshake, Worker
 
 log = logging.getLogger(__name__)
@@ -194,5 +195,5 @@ def _perform(worker: Worker, task: ShardTask) -> Outcome:
     except CknScaleError as error:
         return Outcome(task, "failed", error=error)
     except Exception as error:
-        log.exception("%s shard %d failed", task.step, task.shard_id)
+        log.exception("%s shard %d failed", task.step.name, task.shard_id)
         return Outcome(task, "failed", error=CknScaleError(f"{type(error).__name__}: {error}"))

@@ -19,7 +19,8 @@ from ray.util.metrics import Counter, Histogram
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
-from ckn_scale.runners.driver import Outcome, ShardTask
+from ckn_scale.runners.driver import Outcome
+from ckn_scale.runners.step import ShardTask
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -71,9 +72,9 @@ class ShardActor:
         try:
             report = self._worker.process(task)
         except Exception:
-            self._metrics.count_failed(task.step)
+            self._metrics.count_failed(task.step.name)
             raise
-        self._metrics.count_done(task.step, report)
+        self._metrics.count_done(task.step.name, report)
         return report
 
 

@@ -14,7 +14,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -51,17 +51,31 @@ class WorkerSettings:
     on_image: Callable[[], None] = lambda: None  # called when one more image of the shard is done
 
 
+@dataclass(frozen=True, eq=False)
 class Step(ABC):
-    """One arrow of the pipeline over one run folder."""
+    """One arrow of the pipeline over one run folder; the fields of a subclass tell its uses apart.
+
+    A step is data: it travels to workers pickled, without what it has read, and is opened there on the
+    run that the worker sees.
+    """
+
+    run: RunFolder
 
     name: ClassVar[str]
     version: ClassVar[int] = 1  # raise it when the output changes for the same input
     sections: ClassVar[tuple[str, ...]]  # the settings this step's output depends on
-    label_params: ClassVar[tuple[str, ...]] = ()  # the parameters that tell one use of it from another
+    label_fields: ClassVar[tuple[str, ...]] = ()  # the fields that its records are filed by
 
-    def __init__(self, run: RunFolder, params: Mapping[str, str] | None = None) -> None:
-        self.run = run
-        self.params = dict(params or {})
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.run, *self.arguments))
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The values of its fields, without the run."""
+        return tuple(getattr(self, one.name) for one in fields(self) if one.name != "run")
+
+    def is_same_as(self, other: Step) -> bool:
+        return type(self) is type(other) and self.arguments == other.arguments
 
     @cached_property
     def settings(self) -> Settings:
@@ -70,7 +84,7 @@ class Step(ABC):
     @property
     def label(self) -> str:
         """What its records are filed under: `encode_images`, `train_layer-1`."""
-        return "-".join([self.name, *(self.params[name] for name in self.label_params)])
+        return "-".join([self.name, *(str(getattr(self, name)) for name in self.label_fields)])
 
     @property
     def log(self) -> ShardLog:
@@ -102,6 +116,19 @@ class Step(ABC):
         settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
         payload = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
         return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard for one worker: names only, never data."""
+
+    step: Step
+    shard_id: int
+    tries: int = 0
+    moves: int = 0  # how often its host went away, which is not held against it
+    isolate: bool = False
+    redo: str | None = None  # why a shard that is committed is done once more
+    check: bool = False  # read what is committed, and make it again where it is damaged
 
 
 def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:

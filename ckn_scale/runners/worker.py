@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,9 +11,7 @@ from typing import Any, NamedTuple
 from ckn_scale.config import Resources
 from ckn_scale.core.numerics import require_device, set_compute_threads
 from ckn_scale.errors import ImageRejected, InputError
-from ckn_scale.pipeline import STEPS
-from ckn_scale.runners.driver import ShardTask
-from ckn_scale.runners.step import Step, WorkerSettings, process_shard, redo_shard
+from ckn_scale.runners.step import ShardTask, Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.steps.plan_images import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
@@ -60,7 +57,8 @@ def open_with_handshake(run_url: str, handshake: Handshake) -> RunFolder:
     except ImageRejected as rejected:
         if rejected.state == "missing":
             raise InputError(
-                f"host {host} does not see the image {handshake.image_uri}: all workers must be able to read it"
+                f"host {host} does not see the image {handshake.image_uri}: "
+                "all workers must be able to read it"
             ) from None
     return run
 
@@ -82,7 +80,6 @@ class Worker:
             image_memory_bytes=resources.image_memory_mb << 20,
             on_image=on_image,
         )
-        self._key = ""
         self._step: Step | None = None
         numerics = self.run.settings["numerics"]
         require_device(numerics["device"])
@@ -97,7 +94,7 @@ class Worker:
             raise
 
     def _process(self, task: ShardTask) -> dict[str, Any]:
-        step = self._open(task.step, task.params)
+        step = self._open(task.step)
         worker = replace(self.settings, isolate=task.isolate, check=task.check)
         standing = step.log.get(task.shard_id) if task.redo is not None else None
         if standing is not None:
@@ -106,8 +103,8 @@ class Worker:
             commit, worked = process_shard(step, task.shard_id, worker)
         return {"images": sum(commit.states.values()), "worked": worked, "seconds": commit.seconds}
 
-    def _open(self, name: str, params: Mapping[str, str]) -> Step:
-        key = json.dumps([name, dict(params)], sort_keys=True)
-        if self._step is None or self._key != key:
-            self._key, self._step = key, STEPS[name](self.run, params)
+    def _open(self, step: Step) -> Step:
+        """The step with what it has read so far, where it is the one of the task before."""
+        if self._step is None or not self._step.is_same_as(step):
+            self._step = replace(step, run=self.run)
         return self._step

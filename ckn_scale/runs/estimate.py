@@ -24,7 +24,7 @@ from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.interrupts import signals_blocked
-from ckn_scale.pipeline import list_learning
+from ckn_scale.pipeline import list_training_steps
 from ckn_scale.processes import SPAWN
 from ckn_scale.runners.step import Step, process_shard
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
@@ -252,18 +252,17 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
         refs = [ImageRef(image.uri, image.size_bytes, image.etag) for image in images]
         write_segment(run, small, [], refs, {}, [image.uri for image in images], [])
         costs: dict[str, StepCost] = {}
-        for kind, params in list_learning(small):
-            _do(kind(run, params), costs)
+        for step in list_training_steps(run):
+            _do(step, costs)
         record_generation(run, small)
         _do(EncodeImages(run), costs)
         segments, encoded = read_segments(run), run.commits(EncodeImages.name).committed()
-        build = {"build": name_build(run, segments, encoded)}
-        _do(BuildIndex(run, build), costs)
-        manifest = write_build_manifest(BuildIndex(run, build))
+        build = BuildIndex(run, name_build(run, segments, encoded))
+        _do(build, costs)
+        manifest = write_build_manifest(build)
         draw = write_draw(run, draw_queries(run, segments, None))
-        params = {**build, "manifest": manifest.path, "manifest_sha256": manifest.sha256, "draw": draw}
-        _do(PlantQueries(run, params), costs)
-        _do(CertifyIndex(run, params), costs)
+        _do(PlantQueries(run, manifest, draw), costs)
+        _do(CertifyIndex(run, manifest, draw), costs)
         sampled = run.commits(SamplePatches.name).committed().values()
         num_patches = sum(commit.files[PATCHES].rows for commit in sampled)
         vlad_dim = EncodeImages(run).encoder.dim

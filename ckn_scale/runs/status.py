@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.draw_queries import draw_queries
 from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
@@ -107,10 +106,9 @@ def _name_draw(run: RunFolder, segments: Sequence[Segment], build: str) -> str:
 
 def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
     # Only a run without models waits for the modules that learn: torch takes seconds and 200 MB.
-    from ckn_scale.pipeline import list_learning
+    from ckn_scale.pipeline import list_training_steps
 
-    for kind, params in list_learning(parse_settings(run.settings)):
-        step = kind(run, params)
+    for step in list_training_steps(run):
         yield _summarise_step(step.label, step.log.committed().values(), len(step.shard_ids()))
 
 

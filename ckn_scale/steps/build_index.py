@@ -7,6 +7,7 @@ again gives the same names and finds its shards done; after an append, those tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,11 +43,11 @@ from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, DataFile, read_table
 
 
+@dataclass(frozen=True, eq=False)
 class BuildIndex(Step):
-    """`params`: build, as `name_build` gives it.
+    """A shard's number names its content: what stands already, of whatever build, is not built again."""
 
-    A shard's number names its content: what stands already, of whatever build, is not built again.
-    """
+    build: str  # as `name_build` gives it
 
     name = BUILT
     sections = (*EncodeImages.sections, "index")
@@ -63,7 +64,7 @@ class BuildIndex(Step):
     def shard_ids(self) -> Sequence[int]:
         encoded = self.run.commits(EncodeImages.name).committed()
         numbers = number_index_shards(self.run, self.plan.segments, encoded)
-        if name_shards(numbers) != self.params["build"]:
+        if name_shards(numbers) != self.build:
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return numbers
 
@@ -124,7 +125,7 @@ def list_index_shards(step: BuildIndex) -> list[IndexShard]:
 
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
-    shards, build = list_index_shards(step), step.params["build"]
+    shards, build = list_index_shards(step), step.build
     commits = step.log.committed()
     replaced = sum(commits[number].report["replaced"] for number in step.shard_ids())
     generation, models = read_generation(step.run)

@@ -26,6 +26,7 @@ from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
 from ckn_scale.steps.name_build import CERTIFIED, position_of
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
+from ckn_scale.storage.index_files import StoredFile
 from ckn_scale.storage.shards import DataFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
@@ -49,17 +50,21 @@ class Query:
         return (-hit.score, hit.image_id) < (-self.score, self.image_id)
 
 
+@dataclass(frozen=True, eq=False)
 class CertifyIndex(Step):
-    """One shard per index shard. `params`: build, draw, manifest (path), manifest_sha256."""
+    """One shard per index shard."""
+
+    manifest_file: StoredFile
+    draw_name: str
 
     name = CERTIFIED
     sections = PlantQueries.sections
     version = 3
-    label_params = ("draw",)
+    label_fields = ("draw_name",)
 
     @cached_property
     def planted(self) -> PlantQueries:
-        return PlantQueries(self.run, self.params)
+        return PlantQueries(self.run, self.manifest_file, self.draw_name)
 
     @cached_property
     def asked(self) -> list[Query]:
@@ -89,7 +94,9 @@ class CertifyIndex(Step):
 
     def shard_ids(self) -> Sequence[int]:
         return [
-            number for number in BuildIndex(self.run, self.params).shard_ids() if self._queries_for(number)
+            number
+            for number in BuildIndex(self.run, self.planted.manifest.build).shard_ids()
+            if self._queries_for(number)
         ]
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
@@ -143,7 +150,7 @@ def copy_level(similarities: Sequence[float]) -> float:
 
 def make_certificate(step: CertifyIndex) -> dict[str, Any]:
     """Counts over all planted queries and the lower end of the interval the gate looks at."""
-    numbers, draw = BuildIndex(step.run, step.params).shard_ids(), step.planted.draw
+    numbers, draw = BuildIndex(step.run, step.planted.manifest.build).shard_ids(), step.planted.draw
     outcomes = _list_outcomes(step)
     publish = step.settings.publish
     missed = sum(one.outcome == "missed" for one in outcomes)

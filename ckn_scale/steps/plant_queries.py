@@ -6,6 +6,7 @@ A planted query is itself not indexed. A worker opens the index shards that hold
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,26 +25,30 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
 from ckn_scale.steps.name_build import PLANTED
-from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
 
 HITS_LOOKED_AT = 100
 JPEG_QUALITY = 85
 
 
+@dataclass(frozen=True, eq=False)
 class PlantQueries(Step):
-    """`params`: draw, manifest (path), manifest_sha256."""
+    """One shard per `publish.queries_per_shard` of the images that were drawn."""
+
+    manifest_file: StoredFile
+    draw_name: str  # as `write_draw` gives it
 
     name = PLANTED
     sections = (*BuildIndex.sections, "publish")
-    label_params = ("draw",)
+    label_fields = ("draw_name",)
 
     @cached_property
     def draw(self) -> Draw:
-        return read_draw(self.run, self.params["draw"])
+        return read_draw(self.run, self.draw_name)
 
     @cached_property
     def manifest(self) -> IndexManifest:
-        return read_manifest(self.run.store, self.params["manifest"], self.params["manifest_sha256"])
+        return read_manifest(self.run.store, self.manifest_file.path, self.manifest_file.sha256)
 
     @cached_property
     def encoder(self) -> ImageEncoder:
@@ -51,7 +56,7 @@ class PlantQueries(Step):
 
     @property
     def stage(self) -> str:
-        return f"queries/{self.params['draw']}"
+        return f"queries/{self.draw_name}"
 
     def shard_ids(self) -> Sequence[int]:
         return range(-(-len(self.draw.asked) // self.settings.publish.queries_per_shard))

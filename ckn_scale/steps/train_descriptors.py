@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,12 +25,15 @@ Form = Literal["raw", "projected"]
 DESCRIBED_STAGE = "samples/descriptors"
 
 
+@dataclass(frozen=True, eq=False)
 class DescribePatches(ChannelPartStep):
-    """`params`: form, raw (before the projection is learned) or projected."""
+    """Patches as the network describes them: raw, before the projection is learned, or projected."""
+
+    form: Form
 
     name = "describe_patches"
     sections = (*TRAINING_SECTIONS, "vlad")
-    label_params = ("form",)
+    label_fields = ("form",)
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         channel, part = self.part(shard_id)
@@ -41,13 +45,13 @@ class DescribePatches(ChannelPartStep):
         return ShardResult(tables={DESCRIBED_STAGE: table})
 
     def _count(self, channel: ChannelSpec) -> int:
-        raw = self.params["form"] == "raw"
+        raw = self.form == "raw"
         return channel.projection.num_descriptors if raw else self.settings.vlad.num_descriptors
 
     def _describe(self, channel: str, patches: np.ndarray) -> np.ndarray:
         numerics = self.settings.numerics.model_dump()
         logs = trained_logs(self.settings)
-        if self.params["form"] == "projected":
+        if self.form == "projected":
             parts = load_parts_named(self.run, logs, (f"ckn-{channel}", f"projection-{channel}"))
             return load_descriptor(parts, channel, numerics).describe(patches)
         parts = load_parts_named(self.run, logs, (f"ckn-{channel}",))
@@ -77,7 +81,7 @@ class TrainProjection(ChannelStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         spec = self.channel(shard_id)
-        descriptors = read_descriptors(DescribePatches(self.run, {"form": "raw"}), spec.ckn.channel)
+        descriptors = read_descriptors(DescribePatches(self.run, "raw"), spec.ckn.channel)
         projection = fit_projection(descriptors, spec.projection)
         arrays, metadata = projection.to_arrays()
         return save_result(self.run, f"projection-{spec.ckn.channel}", arrays, metadata, dim=projection.dim)
@@ -89,7 +93,7 @@ class TrainCodebook(ChannelStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         name, vlad = self.channel(shard_id).ckn.channel, self.settings.vlad
-        descriptors = read_descriptors(DescribePatches(self.run, {"form": "projected"}), name)
+        descriptors = read_descriptors(DescribePatches(self.run, "projected"), name)
         centroids = fit_codebook(
             descriptors, vlad.num_words, iterations=vlad.kmeans_iterations, seed=vlad.seed
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -73,16 +74,13 @@ def learned_layers(settings: Settings, position: int) -> range:
     return range(1 if ckn.channel == "grad" else 0, len(ckn.layers))
 
 
+@dataclass(frozen=True, eq=False)
 class DrawSubpatches(ChannelPartStep):
-    """`params`: layer, counted from 0."""
+    layer: int  # counted from 0
 
     name = "draw_subpatches"
     sections = TRAINING_SECTIONS
-    label_params = ("layer",)
-
-    @property
-    def layer(self) -> int:
-        return int(self.params["layer"])
+    label_fields = ("layer",)
 
     def positions(self) -> Sequence[int]:
         everyone = range(len(self.settings.channels))
@@ -127,16 +125,19 @@ def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
     return Subpatches.merge(parts, step.settings.training.num_subpatches).rows
 
 
+@dataclass(frozen=True, eq=False)
 class SearchRates(Step):
-    """One shard per channel and candidate. `params`: layer, counted from 0."""
+    """One shard per channel and candidate."""
+
+    layer: int  # counted from 0
 
     name = "search_rates"
     sections = TRAINING_SECTIONS
-    label_params = ("layer",)
+    label_fields = ("layer",)
 
     @property
     def drawn(self) -> DrawSubpatches:
-        return DrawSubpatches(self.run, self.params)
+        return DrawSubpatches(self.run, self.layer)
 
     def shards_of(self, position: int) -> Sequence[int]:
         training = self.settings.training
@@ -153,7 +154,7 @@ class SearchRates(Step):
         rows = read_subpatches(self.drawn, spec.channel)
         alpha = choose_alpha(rows, spec.alpha_quantile)
         problem = pose_problem(torch.from_numpy(rows).to(self.settings.numerics.device), alpha, training)
-        num_filters = spec.layers[int(self.params["layer"])].num_filters
+        num_filters = spec.layers[self.layer].num_filters
         start = draw_filters(problem, num_filters, training.seed)
         rate = candidate_rates(training)[candidate]
         error = try_rate(problem, start, rate, training)
@@ -171,25 +172,26 @@ def read_rate(step: SearchRates, position: int) -> float | None:
     return choose_rate([report["rate"] for report in reports], errors)
 
 
+@dataclass(frozen=True, eq=False)
 class TrainLayer(ChannelStep):
-    """`params`: layer, counted from 0."""
+    layer: int  # counted from 0
 
     name = "train_layer"
     sections = TRAINING_SECTIONS
-    label_params = ("layer",)
+    label_fields = ("layer",)
 
     @property
     def drawn(self) -> DrawSubpatches:
-        return DrawSubpatches(self.run, self.params)
+        return DrawSubpatches(self.run, self.layer)
 
     def shard_ids(self) -> Sequence[int]:
         return self.drawn.positions()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         spec, training = self.channel(shard_id).ckn, self.settings.training
-        below = read_ckn_below(self.run, self.settings, spec.channel, int(self.params["layer"]))
+        below = read_ckn_below(self.run, self.settings, spec.channel, self.layer)
         subpatches = read_subpatches(self.drawn, spec.channel)
-        rate = read_rate(SearchRates(self.run, self.params), shard_id)
+        rate = read_rate(SearchRates(self.run, self.layer), shard_id)
         device = self.settings.numerics.device
         ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
         arrays, metadata = ckn.to_arrays()

@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from photo_runs import background_photos, finish_with_background, index_here, make_photos
 
-from ckn_scale.pipeline import STEPS
+from ckn_scale import pipeline
+from ckn_scale.runners.step import Step
 from ckn_scale.schemas import read_codes
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import read_table
@@ -28,7 +29,8 @@ def read_outputs(run_url: str, with_background: str) -> dict[str, np.ndarray]:
     outputs = read_shards(run_url, SHARDS) | {
         f"background-{name}": values for name, values in read_shards(with_background, SHARDS[:1]).items()
     }
-    versions = [f"{name} {kind.version}" for name, kind in sorted(STEPS.items())]
+    kinds = [kind for kind in vars(pipeline).values() if isinstance(kind, type) and issubclass(kind, Step)]
+    versions = sorted(f"{kind.name} {kind.version}" for kind in kinds if kind is not Step)
     return {**outputs, "versions": np.array(versions)}
 
 

@@ -13,6 +13,7 @@ from web_hosts import WebHost, dead_url
 
 from ckn_scale.runners.step import WorkerSettings
 from ckn_scale.steps.plant_queries import PlantQueries
+from ckn_scale.storage.index_files import StoredFile
 from ckn_scale.storage.run_folder import RunFolder
 
 GOOD = ("coffee.jpg", "rocket.jpg", "chelsea.jpg", "astronaut.jpg")
@@ -50,8 +51,8 @@ def test_certifying_passes_over_what_became_a_fifo(photos, reference, tmp_path):
     index_here(folder, run_url, models=str(reference), accept=True)
     run = RunFolder.open(str(run_url))
     record = run.versions.latest()[1]
-    params = {name: record[name] for name in ("manifest", "manifest_sha256")}
-    step = PlantQueries(run, {**params, "draw": record["certificate"]["draw"]})
+    manifest = StoredFile(record["manifest"], record["manifest_sha256"], 0)
+    step = PlantQueries(run, manifest, record["certificate"]["draw"])
     asked = _count_planted(step)
     (folder / GOOD[0]).unlink()
     os.mkfifo(folder / GOOD[0])

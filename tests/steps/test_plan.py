@@ -7,7 +7,7 @@ from ckn_scale.config import load_settings
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.runs.collect_garbage import find_garbage
 from ckn_scale.schemas import PLANNED_IMAGES
-from ckn_scale.steps import plan_images
+from ckn_scale.steps import plan_images as plan_step
 from ckn_scale.steps.plan_images import (
     PlanReader,
     hash_uri,
@@ -121,7 +121,7 @@ def planned_names(run):
 def race(monkeypatch, rival):
     """Lets `rival` plan in the moment before the next plan record is written, once."""
     rivals = [rival]
-    monkeypatch.setattr(plan_images, "reach", lambda *place: rivals.pop()() if rivals else None)
+    monkeypatch.setattr(plan_step, "hit_failpoint", lambda *place: rivals.pop()() if rivals else None)
 
 
 def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_plan_that_stands(tmp_path, monkeypatch):

@@ -51,9 +51,9 @@ def many_photos(photos, others, tmp_path_factory):
 def encode_here(folder, url, settings, **options):
     run = plan_with_background(str(url), settings, str(folder), **options)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver, settings)
-        train(driver, settings)
-        driver.run_step(EncodeImages)
+        sample(driver)
+        train(driver)
+        driver.run_step(EncodeImages(driver.run))
         built = build(driver)
     return run, built
 
@@ -80,8 +80,8 @@ def test_a_handful_of_images_is_kept_as_it_is(photos, tmp_path):
     few = [str(photos / f"{name}.jpg") for name in ("astronaut", "camera", "coffee")]
     run = plan_with_background(str(tmp_path / "run"), settings_of(), few)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver, settings_of())
-        train(driver, settings_of())
+        sample(driver)
+        train(driver)
     assert reduction_of(run) == {"method": "none"}
     assert read_commits(run.url, "sample_vlads") == {}
 

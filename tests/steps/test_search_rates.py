@@ -37,8 +37,8 @@ def test_rates_are_searched_for_sgd_alone(folder, tmp_path, solver):
     settings = parse_settings({**tree, "channels": tree["channels"][:1]})
     run = plan_images(str(tmp_path / "run"), settings, folder)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver, settings)
-        train(driver, settings)
+        sample(driver)
+        train(driver)
     step = SearchRates(run, {"layer": "1"})
     commits = step.log.committed()
     assert "ckn-grad" in read_generation(run)[1]
