@@ -162,7 +162,7 @@ def train(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False)
     \b
     ckn-scale train run/
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+    with _open_driver(run, workers, ray, quiet) as (driver, _):
         from ckn_scale import pipeline
 
         pipeline.train(driver)

@@ -102,7 +102,7 @@ def test_a_driver_that_slept_through_an_append_publishes_nothing_older(run, phot
 
 def test_two_drivers_with_the_same_build_publish_one_version(run, photos, monkeypatch, caplog):
     rivals = [lambda: index_here(photos, run)]
-    monkeypatch.setattr(publish, "reach", lambda *place: rivals.pop()() if rivals else None)
+    monkeypatch.setattr(publish, "hit_failpoint", lambda *place: rivals.pop()() if rivals else None)
     assert index_here(photos, run).version == 1
     assert not rivals, "the other published in the moment before the record"
     assert _versions(run) == [(1, 21, 1)]
@@ -126,10 +126,10 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 
     def plan_more(place, step, _):
         if (place, step) == ("data_written", "build_index"):
-            monkeypatch.setattr(step, "reach", lambda *_: None)
+            monkeypatch.setattr(step, "hit_failpoint", lambda *_: None)
             plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(more), append=True)
 
-    monkeypatch.setattr(step, "reach", plan_more)
+    monkeypatch.setattr(step, "hit_failpoint", plan_more)
     report = index_here(photos, run)
     assert _versions(run) == [(1, 23, 2)]
     assert report.states == {"ok": 23, "truncated": 1}
@@ -158,10 +158,10 @@ def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
     run = RunFolder.open(str(run))
 
     def let_the_other_commit(place, *_):
-        monkeypatch.setattr(step, "reach", lambda *_: None)
+        monkeypatch.setattr(step, "hit_failpoint", lambda *_: None)
         process_shard(NewerEncodeImages(run), 3)
 
-    monkeypatch.setattr(step, "reach", let_the_other_commit)
+    monkeypatch.setattr(step, "hit_failpoint", let_the_other_commit)
     with pytest.raises(RunMismatch, match=r"encode_images shard 3 was made by .* another release"):
         process_shard(EncodeImages(run), 3)
     (standing,) = read_commits(run.url).values()
