@@ -49,10 +49,11 @@ from ckn_scale.steps.encode_images import (
     tabulate_thumbnails,
     tabulate_vectors,
 )
-from ckn_scale.steps.plan_images import PlannedImage, PlanReader, plan_images, require_segments
+from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.record_models import adopt_models, load_parts, read_generation
+from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, write_table
+from ckn_scale.storage.shards import Commit
 
 CREWS = {
     "loop": Resources(workers=0),
@@ -144,7 +145,7 @@ class Stopwatch:
 
 def split_time(run: RunFolder, settings: Settings) -> dict[str, float]:
     """Milliseconds of each part of an image's way, on one thread, without read-ahead."""
-    encoder = ImageEncoder.from_parts(load_parts(run, read_generation(run)[1]))
+    encoder = ImageEncoder.from_parts(load_parts(run, read_generation(run).models))
     reader = PlanReader(run, require_segments(run))
     shards = range(-(-PROBED // settings.plan.images_per_shard))
     images = [image for shard in shards for image in reader.read_shard(shard)][:PROBED]
@@ -175,9 +176,9 @@ def _walk(
 
 def _write(rows: list[EncodedRow], run: RunFolder, codec: VectorCodec) -> None:
     attempt = os.urandom(8).hex()
-    write_table(run, "vectors", 0, attempt, tabulate_vectors(rows, codec))
-    write_table(run, "descriptors", 0, attempt, tabulate_descriptors(rows))
-    write_table(run, "thumbnails", 0, attempt, tabulate_thumbnails(rows))
+    run.write_table("vectors", 0, attempt, tabulate_vectors(rows, codec))
+    run.write_table("descriptors", 0, attempt, tabulate_descriptors(rows))
+    run.write_table("thumbnails", 0, attempt, tabulate_thumbnails(rows))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

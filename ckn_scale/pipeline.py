@@ -191,5 +191,5 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
 
 
 def summarise(driver: Driver, version: int) -> IndexReport:
-    states = driver.run.versions.read(version)["states"]
+    states = dict(driver.run.versions.read(version).states)
     return IndexReport(driver.run.url, version, states, driver.reports)

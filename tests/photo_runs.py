@@ -174,10 +174,10 @@ def assert_conserved(run: Path | str) -> dict[str, int]:
     """Every planned image has one row in the vectors, in one state; the counts by state."""
     import pyarrow as pa
 
-    from ckn_scale.steps.plan_images import read_segments
     from ckn_scale.steps.publish import read_candidate
+    from ckn_scale.storage.plans import read_segments
     from ckn_scale.storage.run_folder import RunFolder
-    from ckn_scale.storage.shards import read_table
+    from ckn_scale.storage.stored_files import read_table
 
     opened = RunFolder.open(str(run))
     planned = sum(segment.num_images for segment in read_segments(opened))

@@ -115,8 +115,9 @@ def plan(
     from ckn_scale.errors import RunFailed
     from ckn_scale.runners.devices import resolve_settings
     from ckn_scale.runs.estimate import estimate_run
-    from ckn_scale.steps.plan_images import plan_with_background, read_segments
+    from ckn_scale.steps.plan_images import plan_with_background
     from ckn_scale.steps.record_models import adopt_models
+    from ckn_scale.storage.plans import read_segments
 
     settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     opened = plan_with_background(
@@ -247,7 +248,8 @@ def _load_settings(
 
 def _tell_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
     """What would be done, with nothing written."""
-    from ckn_scale.steps.plan_images import list_sorted, shard_size
+    from ckn_scale.steps.plan_images import list_sorted
+    from ckn_scale.storage.plans import shard_size
 
     count = sum(1 for _ in list_sorted(images, keep).refs)
     shards = -(-count // shard_size(count, settings.plan.images_per_shard))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import CknSpec, LayerSpec
 
 INPUT_CHANNELS = {"grad": 2, "white": 3, "raw": 3}
@@ -44,7 +45,7 @@ class Ckn:
         side = layer_sides(self.spec, self.patch_size_px)[-1][1]
         return side * side * self.spec.layers[-1].num_filters
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def to_part(self) -> ModelPart:
         arrays: dict[str, np.ndarray] = {}
         for index, layer in enumerate(self.layers):
             arrays[f"layer{index}.weights"] = layer.weights
@@ -52,13 +53,14 @@ class Ckn:
             if layer.factor is not None:
                 arrays[f"layer{index}.factor"] = layer.factor
         alphas = [layer.alpha for layer in self.layers]
-        meta = {"spec": asdict(self.spec), "patch_size_px": self.patch_size_px, "alphas": alphas}
-        return arrays, meta
+        metadata = {"spec": asdict(self.spec), "patch_size_px": self.patch_size_px, "alphas": alphas}
+        return ModelPart(arrays, metadata)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Ckn:
-        spec = ckn_spec_from_dict(meta["spec"])
-        ckn = cls(spec, int(meta["patch_size_px"]), tuple(_read_layers(spec, arrays, meta["alphas"])))
+    def from_part(cls, part: ModelPart) -> Ckn:
+        arrays, metadata = part
+        spec = ckn_spec_from_dict(metadata["spec"])
+        ckn = cls(spec, int(metadata["patch_size_px"]), tuple(_read_layers(spec, arrays, metadata["alphas"])))
         _check_layers(ckn)
         return ckn
 

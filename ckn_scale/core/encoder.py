@@ -11,13 +11,13 @@ import numpy as np
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.flattening import Flattening
 from ckn_scale.core.local_codes import pack_codes, pack_frames
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import Projection
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.core.vlad import aggregate_vlad, assign_words
 
 Reduction = Flattening | Projection
-ModelPart = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able metadata of one model
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ImageEncoder:
     @staticmethod
     def from_parts(parts: Mapping[str, ModelPart], *, with_reduction: bool = True) -> ImageEncoder:
         """`parts` as written by the training steps: encoder, ckn-*, projection-*, codebook-*, reduction."""
-        metadata = parts["encoder"][1]
+        metadata = parts["encoder"].metadata
         preprocessor = Preprocessor(
             ImageSpec(**metadata["images"]),
             KeypointSpec(**metadata["keypoints"]),
@@ -164,11 +164,11 @@ def load_descriptor(
 def _load_channel(
     parts: Mapping[str, ModelPart], channel: str, weight: float, numerics: Mapping[str, Any]
 ) -> Channel:
-    centroids = np.ascontiguousarray(parts[f"codebook-{channel}"][0]["centroids"], dtype=np.float32)
+    centroids = np.ascontiguousarray(parts[f"codebook-{channel}"].arrays["centroids"], dtype=np.float32)
     return Channel(load_descriptor(parts, channel, numerics), centroids, weight)
 
 
 def load_reduction(part: ModelPart) -> Reduction | None:
-    arrays, metadata = part
     kinds: dict[str, type[Flattening] | type[Projection]] = {"flatten": Flattening, "pca": Projection}
-    return None if metadata["method"] == "none" else kinds[metadata["method"]].from_arrays(arrays, metadata)
+    method = part.metadata["method"]
+    return None if method == "none" else kinds[method].from_part(part)

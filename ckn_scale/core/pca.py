@@ -7,14 +7,14 @@ of N × D is ever held in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import ProjectionSpec
 
 COLUMNS_PER_BLOCK = 4096
@@ -209,13 +209,14 @@ class Projection:
             out[start : start + len(part)] = project_rows(block, matrix, offset)[: len(part)].numpy()
         return out
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        facts = {"method": "pca", "dim": self.dim, "input_dim": self.input_dim}
-        return {"matrix": self.matrix, "offset": self.offset}, facts
+    def to_part(self) -> ModelPart:
+        metadata = {"method": "pca", "dim": self.dim, "input_dim": self.input_dim}
+        return ModelPart({"matrix": self.matrix, "offset": self.offset}, metadata)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Projection:
-        shape = (int(meta["dim"]), int(meta["input_dim"]))
+    def from_part(cls, part: ModelPart) -> Projection:
+        arrays, metadata = part
+        shape = (int(metadata["dim"]), int(metadata["input_dim"]))
         if arrays["matrix"].shape != shape or arrays["offset"].shape != shape[:1]:
             found = arrays["matrix"].shape, arrays["offset"].shape
             raise ValueError(f"a projection {shape} needs matrix and offset of that size, got {found}")

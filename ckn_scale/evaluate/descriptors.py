@@ -9,6 +9,7 @@ paper:ckn-grad                                   by another preset than the comm
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,9 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.config import Settings
-from ckn_scale.core.ckn import Ckn, encode_patches
-from ckn_scale.core.ckn_training import train_ckn
-from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.descriptors.ckn import CknDescriptor, train_descriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
-from ckn_scale.core.pca import Projection, fit_projection
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
@@ -144,13 +143,14 @@ def _fit_ckn(
     patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
     numerics = settings.numerics.model_dump()
     key = make_key("ckn", hash_code(), numerics, patches, channel.ckn, channel.projection, settings.training)
+    options = _run_options(settings)
     arrays = cache.load(key)
     if arrays is None:
-        arrays = _train(channel, settings, patches)
+        arrays = _train(channel, settings, patches, options)
         cache.save(key, arrays)
-    options = _run_options(settings)
-    descriptor = _assemble(channel, arrays, patches.shape[1], options)
-    return KeyedDescriptor(descriptor, key, round(float(arrays["seconds"][0]), 3), options)
+    seconds, metadata = float(arrays.pop("seconds")[0]), json.loads(arrays.pop("metadata").tobytes())
+    descriptor = CknDescriptor.from_part(ModelPart(arrays, metadata), **options)
+    return KeyedDescriptor(descriptor, key, round(seconds, 3), options)
 
 
 def _run_options(settings: Settings) -> dict[str, Any]:
@@ -158,22 +158,14 @@ def _run_options(settings: Settings) -> dict[str, Any]:
     return {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
 
 
-def _train(channel: ChannelSpec, settings: Settings, patches: np.ndarray) -> dict[str, np.ndarray]:
-    started, training = time.perf_counter(), settings.training
-    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=settings.numerics.device)
-    rows = encode_patches(ckn, patches[: channel.projection.num_descriptors], **_run_options(settings))
-    projection = fit_projection(rows, channel.projection)
-    arrays = {f"ckn.{name}": array for name, array in ckn.to_arrays()[0].items()}
-    arrays |= {f"projection.{name}": array for name, array in projection.to_arrays()[0].items()}
-    arrays["alphas"] = np.array(ckn.to_arrays()[1]["alphas"], np.float64)
-    arrays["seconds"] = np.array([time.perf_counter() - started])
-    return arrays
-
-
-def _assemble(
-    channel: ChannelSpec, arrays: dict[str, np.ndarray], size_px: int, options: dict[str, Any]
-) -> CknDescriptor:
-    ckn_arrays = {name[4:]: array for name, array in arrays.items() if name.startswith("ckn.")}
-    meta = Ckn(channel.ckn, size_px, ()).to_arrays()[1] | {"alphas": arrays["alphas"].tolist()}
-    projection = Projection(arrays["projection.matrix"], arrays["projection.offset"])
-    return CknDescriptor(Ckn.from_arrays(ckn_arrays, meta), projection, **options)
+def _train(
+    channel: ChannelSpec, settings: Settings, patches: np.ndarray, options: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Arrays for the cache, which holds nothing else: the metadata are among them, as JSON."""
+    started = time.perf_counter()
+    arrays, metadata = train_descriptor(patches, channel, settings.training, **options).to_part()
+    return {
+        **arrays,
+        "metadata": np.frombuffer(json.dumps(metadata).encode(), np.uint8),
+        "seconds": np.array([time.perf_counter() - started]),
+    }

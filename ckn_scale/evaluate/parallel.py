@@ -8,10 +8,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.evaluate.regions import (
     ImageFile,
@@ -33,20 +32,20 @@ class Packed:
     """A descriptor that can travel: a CKN as its arrays, anything else as it is."""
 
     descriptor: PatchDescriptor | None
-    arrays: dict[str, np.ndarray]
-    meta: dict[str, Any]
+    part: ModelPart | None
     options: dict[str, Any]
 
     @staticmethod
     def of(keyed: KeyedDescriptor) -> Packed:
         if not isinstance(keyed.descriptor, CknDescriptor):
-            return Packed(keyed.descriptor, {}, {}, {})
-        return Packed(None, *keyed.descriptor.to_arrays(), dict(keyed.options))
+            return Packed(keyed.descriptor, None, {})
+        return Packed(None, keyed.descriptor.to_part(), dict(keyed.options))
 
     def unpack(self) -> PatchDescriptor:
-        if self.descriptor is not None:
-            return self.descriptor
-        return CknDescriptor.from_arrays(self.arrays, self.meta, **self.options)
+        if self.part is not None:
+            return CknDescriptor.from_part(self.part, **self.options)
+        assert self.descriptor is not None
+        return self.descriptor
 
 
 def describe_files(

@@ -26,7 +26,9 @@ from ckn_scale.errors import RunMismatch
 from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, ShardLog, find_damage, write_table
+from ckn_scale.storage.run_records import Numerics
+from ckn_scale.storage.shards import Commit, ShardLog
+from ckn_scale.storage.stored_files import StoredFile, find_damage
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ShardResult:
     """What a shard came to: tables to write, files already written, and counts for the record."""
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
-    files: Mapping[str, DataFile] = field(default_factory=dict)
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
     states: Mapping[str, int] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -157,8 +159,7 @@ def _do_shard(
     attempt, started_at = new_attempt(), time.time()
     result = step.apply(shard_id, attempt, worker)
     files = {
-        stage: write_table(step.run, stage, shard_id, attempt, table)
-        for stage, table in result.tables.items()
+        stage: step.run.write_table(stage, shard_id, attempt, table) for stage, table in result.tables.items()
     }
     hit_failpoint("data_written", step.name, shard_id)
     mine = Commit(
@@ -205,16 +206,15 @@ def describe_worker(device: str) -> dict[str, Any]:
 def require_same_arithmetic(run: RunFolder, device: str) -> Arithmetic:
     """What this process computes with; RunMismatch when the run's results come from another arithmetic."""
     mine = find_arithmetic(device)
-    records = [body for _, body in run.numerics.all()]
-    if not any("arithmetic" in body for body in records):
-        body = {"arithmetic": asdict(mine), "host": socket.gethostname()}
-        number = max(run.numerics.numbers(), default=0) + 1
-        records.append(run.numerics.create(number, body).body)
-    if not any(_fits(body, mine) for body in records):
-        first = next(body for body in records if "arithmetic" in body)
-        theirs, here = Arithmetic(**first["arithmetic"]), socket.gethostname()
+    records = run.numerics.all()
+    if not any(one.arithmetic for one in records):
+        offered = Numerics(run.numerics.next_number(), socket.gethostname(), asdict(mine))
+        records.append(run.numerics.create(offered).record)
+    if not any(one.mix or one.arithmetic == asdict(mine) for one in records):
+        first = next(one for one in records if one.arithmetic)
+        theirs, here = Arithmetic(**(first.arithmetic or {})), socket.gethostname()
         raise RunMismatch(
-            f"{run.url} was computed with {theirs} on host {first['host']}, and host {here} computes with "
+            f"{run.url} was computed with {theirs} on host {first.host}, and host {here} computes with "
             f"{mine}: their bytes differ. Use workers of one kind of CPU and one set of libraries "
             "(ATEN_CPU_CAPABILITY=avx2 makes torch use less than a CPU has), or let them mix, on record, "
             "with `ckn-scale index --allow-mix`"
@@ -224,9 +224,5 @@ def require_same_arithmetic(run: RunFolder, device: str) -> Arithmetic:
 
 def allow_mix(run: RunFolder) -> None:
     """From now on any arithmetic may work on the run; its bytes are then those of no single kind."""
-    if not any(body.get("mix") for _, body in run.numerics.all()):
-        run.numerics.append({"mix": True, "host": socket.gethostname()})
-
-
-def _fits(body: dict[str, Any], mine: Arithmetic) -> bool:
-    return bool(body.get("mix")) or body.get("arithmetic") == asdict(mine)
+    if not any(one.mix for one in run.numerics.all()):
+        run.numerics.append(Numerics(0, socket.gethostname(), None, mix=True))

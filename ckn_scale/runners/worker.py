@@ -12,9 +12,9 @@ from ckn_scale.config import Resources
 from ckn_scale.core.numerics import require_device, set_compute_threads
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.runners.step import ShardTask, Step, WorkerSettings, process_shard, redo_shard
-from ckn_scale.steps.plan_images import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
+from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.run_folder import RunFolder, is_run
 
 IMAGES_TRIED = 10  # of the first shard: images may have been removed since the plan

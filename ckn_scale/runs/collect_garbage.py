@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.plan_images import IMAGES_STAGE, QUERY_STAGE, SAMPLE_STAGE
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import IMAGES_STAGE, QUERY_STAGE, SAMPLE_STAGE, RunFolder
 from ckn_scale.storage.shards import Commit
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<shard>\d{5,})-[0-9a-f]+\.parquet")
@@ -70,19 +69,19 @@ def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
         for stage, file in commit.files.items():
             named.add(file.path)
             settled[stage].add(commit.shard_id)
-    for number, body in run.plan.all():
+    for segment in run.plan.all():
         for stage in (IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE):
-            settled[stage].add(number)
-        named.update(file["path"] for file in (*body["files"], body["sample"], body["queries"]))
+            settled[stage].add(segment.number)
+        named.update(file.path for file in (*segment.files, segment.sample, segment.queries))
     named.update(_published_files(run))
     return named, settled
 
 
 def _published_files(run: RunFolder) -> Iterator[str]:
     """What any version serves, so that a rollback finds it."""
-    for _, body in run.versions.all():
+    for version in run.versions.all():
         with contextlib.suppress(CorruptData):
-            manifest = read_manifest(run.store, body["manifest"], body["manifest_sha256"])
+            manifest = read_manifest(run.store, version.manifest)
             for shard in manifest.shards:
                 yield shard.index.path
                 yield shard.table.path

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plan_images import read_segments
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 
 def digest_run(run: RunFolder) -> dict[str, str]:
@@ -46,15 +46,15 @@ def _read_stage(run: RunFolder, stage: str) -> Iterator[pa.Table]:
 
 def _digest_models(run: RunFolder) -> str:
     latest = run.models.latest()
-    models = {} if latest is None else latest[1]["models"]
-    return _digest_lines(f"{name} {file['sha256']}" for name, file in sorted(models.items()))
+    models = {} if latest is None else latest.models
+    return _digest_lines(f"{name} {file.sha256}" for name, file in sorted(models.items()))
 
 
 def _digest_index(run: RunFolder) -> str:
     latest = run.versions.latest()
     if latest is None:
         return _digest_lines([])
-    manifest = read_manifest(run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
+    manifest = read_manifest(run.store, latest.manifest)
     shards = (f"{s.shard} {s.rows} {s.index.sha256} {s.table.sha256}" for s in manifest.shards)
     return _digest_lines([f"{manifest.kind} {manifest.dim} {manifest.metric}", *shards])
 

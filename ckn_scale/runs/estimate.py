@@ -32,17 +32,12 @@ from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.name_build import name_build
-from ckn_scale.steps.plan_images import (
-    PlannedImage,
-    read_background,
-    read_sample,
-    read_segments,
-    write_segment,
-)
+from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
 from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.plans import PlannedImage, read_sample, read_segments
 from ckn_scale.storage.run_folder import RunFolder
 
 NUM_IMAGES = (8, 16)  # of the two small runs: enough for the reduction to be learned
@@ -109,7 +104,7 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
     segments = read_segments(run)
     images = read_sample(run, segments)
     num_images = sum(segment.num_images for segment in segments)
-    background = read_background(run)
+    background = run.background.latest()
     others = None if background is None else background.num_images
     with ProcessPoolExecutor(1, SPAWN) as pool, signals_blocked():
         future = pool.submit(_estimate, images[: max(NUM_IMAGES)], settings, len(images), num_images, others)

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.draw_queries import draw_queries
 from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
-from ckn_scale.steps.plan_images import PlanReader, Segment, count_shards, read_segments, read_whole_segments
+from ckn_scale.storage.plans import PlanReader, count_shards, read_segments
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, read_table
+from ckn_scale.storage.run_records import Segment
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import read_table
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         segments = read_segments(run)
         steps = list(_list_steps(run, segments, encoded)) if segments else []
     except CorruptData as damage:
-        segments, steps = read_whole_segments(run), []
+        segments, steps = run.plan.read_all()[0], []
         damaged.append(str(damage))
     states: Counter[str] = Counter()
     for commit in encoded.values():
@@ -45,8 +47,8 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
             (commit.worker.get("peak_memory_mb", 0) for commit in encoded.values()), default=0
         ),
         "estimate": estimates[-1] if estimates else None,
-        "version": None if latest is None else latest[0],
-        "certificate": None if latest is None else latest[1]["certificate"],
+        "version": None if latest is None else latest.number,
+        "certificate": None if latest is None else latest.certificate,
         "damaged": damaged,
     }
 
@@ -99,9 +101,9 @@ def _list_steps(
 def _name_draw(run: RunFolder, segments: Sequence[Segment], build: str) -> str:
     """Of the queries that the current version was asked, or that the next one will be."""
     latest = run.versions.latest()
-    if latest is not None and latest[1]["build"] == build:
-        return latest[1]["certificate"]["draw"]
-    return draw_queries(run, segments, latest and latest[1]).name
+    if latest is not None and latest.build == build:
+        return str(latest.certificate["draw"])
+    return draw_queries(run, segments, latest).name
 
 
 def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from ckn_scale.errors import CorruptData
-from ckn_scale.storage.index_files import StoredFile
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile
 
 CACHE_VARIABLE = "CKN_SCALE_CACHE"
 CHUNK_BYTES = 32 * 2**20

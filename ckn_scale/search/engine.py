@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import numpy as np
 
 from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import compute_threads, require_device
 from ckn_scale.errors import ImageRejected
 from ckn_scale.search.cache import FileCache
@@ -24,12 +25,11 @@ from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import IndexManifest
-from ckn_scale.storage.models import ModelFile, load_model
+from ckn_scale.storage.models import load_model
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store
 
 Images: TypeAlias = "list[ImageLike] | tuple[ImageLike, ...]"
-Parts: TypeAlias = "dict[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]"
 
 IMAGES_AT_ONCE = 16  # of a list: their patches share batches, and lie in memory together
 
@@ -164,7 +164,7 @@ def open_index(
     run = RunFolder.open(os.fspath(run_url))
     published = open_version(run, version)
     parts = _load_parts(run.store, published.manifest, device)
-    threads = threads or int(parts["encoder"][1]["numerics"]["threads"])
+    threads = threads or int(parts["encoder"].metadata["numerics"]["threads"])
     cache = FileCache(cache_folder)
     shards = ShardGroup(run.store, published.manifest, threads=threads, cache=cache)
     encoder = ImageEncoder.from_parts(parts)
@@ -176,15 +176,12 @@ def load_encoder(store: Store, manifest: IndexManifest, *, device: str | None = 
     return ImageEncoder.from_parts(_load_parts(store, manifest, device))
 
 
-def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> Parts:
-    parts: Parts = {
-        name: load_model(store, ModelFile(name, file["path"], file["sha256"]))
-        for name, file in manifest.models.items()
-    }
+def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> dict[str, ModelPart]:
+    parts = {name: load_model(store, name, file) for name, file in manifest.models.items()}
     arrays, metadata = parts["encoder"]
     numerics = {**metadata["numerics"], **({"device": device} if device else {})}
     require_device(numerics["device"])
-    parts["encoder"] = (arrays, {**metadata, "numerics": numerics})
+    parts["encoder"] = ModelPart(arrays, {**metadata, "numerics": numerics})
     return parts
 
 

@@ -28,19 +28,19 @@ from ckn_scale.steps.name_build import (
     number_index_shards,
     position_of,
 )
-from ckn_scale.steps.plan_images import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
-    StoredFile,
     make_side_table,
     write_index_shard,
     write_manifest,
 )
+from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, read_table
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile, read_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,10 @@ class BuildIndex(Step):
         usable = pa.concat_tables(self._read_usable(commit) for commit in covered)
         vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
         side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
-        ids = vectors.column("image_id").to_numpy()
         index = make_index(vectors)
-        folder = f"index/{shard_id}-{attempt}"
+        folder = self.run.index_folder(shard_id, attempt)
         written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
-        files = {"index": _as_data(written.index, len(ids)), "table": _as_data(written.table, len(ids))}
+        files = {"index": written.index, "table": written.table}
         report = {"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows}
         report["replaced"] = len(usable) - len(vectors)
         return ShardResult(files=files, report=report)
@@ -128,18 +127,18 @@ def write_build_manifest(step: BuildIndex) -> StoredFile:
     shards, build = list_index_shards(step), step.build
     commits = step.log.committed()
     replaced = sum(commits[number].report["replaced"] for number in step.shard_ids())
-    generation, models = read_generation(step.run)
+    generation = read_generation(step.run)
     dim = int(_first_vectors(step.run).schema.metadata[b"dim"])
     manifest = IndexManifest(
         build=build,
         dim=dim,
         rows=sum(shard.rows for shard in shards),
-        models={name: {"path": file.path, "sha256": file.sha256} for name, file in models.items()},
+        models=generation.models,
         shards=tuple(shards),
         kind=KINDS[step.settings.reduction.stored],
-        extra={"generation": generation, "replaced": replaced},
+        extra={"generation": generation.number, "replaced": replaced},
     )
-    return write_manifest(step.run.store, f"index/{build}-{new_attempt()}", manifest)
+    return write_manifest(step.run.store, step.run.index_folder(build, new_attempt()), manifest)
 
 
 def _first_vectors(run: RunFolder) -> pa.Table:
@@ -148,14 +147,6 @@ def _first_vectors(run: RunFolder) -> pa.Table:
     return read_table(run.store, commit.files["vectors"])
 
 
-def _as_data(file: StoredFile, rows: int) -> DataFile:
-    return DataFile(path=file.path, sha256=file.sha256, rows=rows, size_bytes=file.size_bytes)
-
-
 def _as_shard(number: int, commit: Commit) -> IndexShard:
-    index, table = (
-        StoredFile(file.path, file.sha256, file.size_bytes)
-        for file in (commit.files["index"], commit.files["table"])
-    )
     report = {name: commit.report[name] for name in ("rows", "first_id", "last_id")}
-    return IndexShard(shard=position_of(number), index=index, table=table, **report)
+    return IndexShard(position_of(number), commit.files["index"], commit.files["table"], **report)

@@ -26,8 +26,7 @@ from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
 from ckn_scale.steps.name_build import CERTIFIED, position_of
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
-from ckn_scale.storage.index_files import StoredFile
-from ckn_scale.storage.shards import DataFile, read_table
+from ckn_scale.storage.stored_files import StoredFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
 OUTCOMES = ("first", "behind copies", "missed")  # best first
@@ -42,7 +41,7 @@ class Query:
     score: float | None  # of its original
     vector: np.ndarray | None
     original: np.ndarray
-    file: DataFile  # where it lies
+    file: StoredFile  # where it lies
 
     def stands_behind(self, hit: Hit) -> bool:
         if self.score is None or hit.image_id == self.image_id:
@@ -124,7 +123,7 @@ class CertifyIndex(Step):
         return copies, others
 
 
-def _read_queries(store: Any, file: DataFile) -> Iterator[Query]:
+def _read_queries(store: Any, file: StoredFile) -> Iterator[Query]:
     table: pa.Table = read_table(store, file)
     for row in table.to_pylist():
         vector = None if row["vector"] is None else np.frombuffer(row["vector"], "<f4")

@@ -17,18 +17,12 @@ from typing import Any
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.name_build import ENCODED
-from ckn_scale.steps.plan_images import (
-    QUERY_SEED,
-    PlannedImage,
-    Segment,
-    hash_uri,
-    iter_images,
-    list_replaced,
-    read_sample,
-)
+from ckn_scale.steps.plan_images import QUERY_SEED
+from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import DataFile, read_data, read_table, write_data
+from ckn_scale.storage.run_records import Segment, Version
+from ckn_scale.storage.stored_files import StoredFile, read_file, read_table, write_file
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class Outcome:
     image_id: int
     view: int
     outcome: str
-    file: DataFile
+    file: StoredFile
 
 
 @dataclass(frozen=True)
@@ -62,11 +56,11 @@ class Draw:
         return (len(self.taken_over) + position) % num_views
 
 
-def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Mapping[str, Any] | None) -> Draw:
-    """What a version over these segments is asked, after `current`, the version record that stands."""
+def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Version | None) -> Draw:
+    """What a version over these segments is asked, after `current`, the one that is published now."""
     count = parse_settings(run.settings).publish.num_queries
     replaced = set(list_replaced(segments).tolist())
-    certificate = current["certificate"] if current is not None else {}
+    certificate = current.certificate if current is not None else {}
     held, known_shards = _read_outcomes(run, certificate)
     held = [one for one in held if one.image_id not in replaced]
     if current is None or not held:
@@ -74,7 +68,7 @@ def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Mapping[s
         asked = (apart + trained)[:count]
         in_sample = max(0, len(asked) - len(apart))
         return Draw(tuple(asked), len(asked), in_sample, (), ())
-    new = [segment for segment in segments if segment.number > current["segments"]]
+    new = [segment for segment in segments if segment.number > current.segments]
     # At most half of the queries are new ones, so that a version is still judged as a whole.
     apart, _ = _list_candidates(run, new, replaced)
     asked = apart[: max(count // 2, count - len(held))]
@@ -83,16 +77,16 @@ def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Mapping[s
 
 def write_draw(run: RunFolder, draw: Draw) -> str:
     """The name that `read_draw` takes."""
-    run.store.create(_path(draw.name), draw.data)
+    run.store.create(run.queries_path(draw.name), draw.data)
     return draw.name
 
 
 def read_draw(run: RunFolder, name: str) -> Draw:
-    data = run.store.read(_path(name))
+    path = run.queries_path(name)
+    data = run.store.read(path)
     if hashlib.sha256(data).hexdigest()[:16] != name:
-        raise CorruptData(
-            f"{run.store.address(_path(name))} is damaged: it does not have the content it is named by"
-        )
+        where = run.store.address(path)
+        raise CorruptData(f"{where} is damaged: it does not have the content it is named by")
     body = json.loads(data)
     asked = tuple(PlannedImage(**one) for one in body.pop("asked"))
     taken_over = tuple(_as_outcome(one) for one in body.pop("taken_over"))
@@ -100,11 +94,13 @@ def read_draw(run: RunFolder, name: str) -> Draw:
     return Draw(asked=asked, taken_over=taken_over, known_shards=known_shards, **body)
 
 
-def write_outcomes(run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]) -> DataFile:
+def write_outcomes(
+    run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]
+) -> StoredFile:
     """What the next version takes over: every query's outcome, and the index shards it was asked of."""
     rows = [asdict(one) for one in outcomes]
     data = json.dumps({"outcomes": rows, "index_shards": list(shards)}, sort_keys=True).encode()
-    return write_data(run.store, f"queries/{name}-outcomes-{new_attempt()}.json", data, len(rows))
+    return write_file(run.store, run.queries_path(f"{name}-outcomes-{new_attempt()}"), data, len(rows))
 
 
 def name_encoder(run: RunFolder) -> str:
@@ -118,7 +114,7 @@ def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list
     if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
         return [], []
     try:
-        body = json.loads(read_data(run.store, DataFile(**certificate["outcomes"])))
+        body = json.loads(read_file(run.store, StoredFile(**certificate["outcomes"])))
     except CorruptData:
         return [], []
     return [_as_outcome(one) for one in body["outcomes"]], body["index_shards"]
@@ -128,7 +124,8 @@ def _list_candidates(
     run: RunFolder, segments: Sequence[Segment], replaced: set[int]
 ) -> tuple[list[PlannedImage], list[PlannedImage]]:
     """Images to ask for, by hash: those the models were not trained on, and those they were."""
-    adopted = "taken_from" in (run.models.latest() or (0, {}))[1]
+    generation = run.models.latest()
+    adopted = generation is not None and generation.taken_from is not None
     apart: list[PlannedImage] = []
     trained: list[PlannedImage] = []
     for segment in segments:
@@ -143,7 +140,7 @@ def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[Planned
 
 
 def _as_outcome(body: Mapping[str, Any]) -> Outcome:
-    return Outcome(**{**body, "file": DataFile(**body["file"])})
+    return Outcome(**{**body, "file": StoredFile(**body["file"])})
 
 
 def _path(name: str) -> str:

@@ -20,8 +20,8 @@ from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.name_build import ENCODED
-from ckn_scale.steps.plan_images import PlannedImage, PlanReader, count_shards, require_segments
 from ckn_scale.steps.record_models import load_parts, read_generation
+from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
@@ -52,7 +52,7 @@ class EncodeImages(Step):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run)[1]))
+        return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run).models))
 
     @cached_property
     def codec(self) -> VectorCodec:
@@ -65,7 +65,7 @@ class EncodeImages(Step):
         return self.plan.count_images(shard_id)
 
     def inputs(self) -> Mapping[str, Any]:
-        return {name: file.sha256 for name, file in read_generation(self.run)[1].items()}
+        return {name: file.sha256 for name, file in read_generation(self.run).models.items()}
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         images = self.plan.read_shard(shard_id)

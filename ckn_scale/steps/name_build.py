@@ -13,8 +13,9 @@ import numpy as np
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import RunFailed
-from ckn_scale.steps.plan_images import Segment, count_shards, list_replaced
+from ckn_scale.storage.plans import count_shards, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
 
 ENCODED, BUILT, PLANTED, CERTIFIED = "encode_images", "build_index", "plant_queries", "certify_index"

@@ -13,83 +13,51 @@ import hashlib
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from ckn_scale.config import Settings
-from ckn_scale.errors import CorruptData, InputError, RunFailed, RunMismatch, TransientStoreError
+from ckn_scale.errors import InputError, RunFailed, RunMismatch, TransientStoreError
 from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.schemas import PLANNED_IMAGES
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.image_refs import sort_refs
 from ckn_scale.storage.image_sources import ImageRef, list_images
 from ckn_scale.storage.input_files import is_glob, stat_input
-from ckn_scale.storage.kept_columns import ARROW_TYPES, KeptColumns, to_arrow
+from ckn_scale.storage.kept_columns import KeptColumns, to_arrow
+from ckn_scale.storage.plans import (
+    SHARDS_PER_FILE,
+    PlannedImage,
+    hash_uri,
+    iter_planned,
+    read_segments,
+    require_segments,
+    shard_size,
+)
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder, is_run
-from ckn_scale.storage.shards import DataFile, read_table, write_table
+from ckn_scale.storage.run_folder import (
+    BACKGROUND_STAGE,
+    IMAGES_STAGE,
+    QUERY_STAGE,
+    SAMPLE_STAGE,
+    RunFolder,
+    is_run,
+)
+from ckn_scale.storage.run_records import Background, PlanSource, Segment
+from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
 
-IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/images"
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
 QUERY_SPARE = 2  # times as many as are asked, for those that are replaced later
-SHARDS_PER_FILE = 256
 MAX_RACES = 20  # lost one after the other: something else is wrong then
 SOURCES_SHOWN = 3
 _FRESH_START = "or if the first list was wrong, use another run folder or remove this one"
-SHARDS_OF_A_SMALL_SET, IMAGES_OF_A_SMALL_SHARD = 64, 4
 
 Source: TypeAlias = "str | Sequence[str]"
-
-
-@dataclass(frozen=True)
-class PlannedImage:
-    image_id: int
-    uri: str
-    size_bytes: int
-    etag: str
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One frozen list of images."""
-
-    number: int
-    first_id: int
-    num_images: int
-    first_shard: int
-    images_per_shard: int
-    files: tuple[DataFile, ...]
-    sample: DataFile
-    queries: DataFile  # images outside the sample to ask for when a version is certified
-    source: dict[str, Any]
-    replaced: tuple[int, ...]  # ids of earlier segments whose content changed
-    columns: dict[str, str]  # kept columns of the run as of this segment, with their types
-
-    @property
-    def num_shards(self) -> int:
-        return -(-self.num_images // self.images_per_shard)
-
-    @staticmethod
-    def from_record(number: int, body: dict[str, Any]) -> Segment:
-        return Segment(
-            number=number,
-            first_id=body["first_id"],
-            num_images=body["num_images"],
-            first_shard=body["first_shard"],
-            images_per_shard=body["images_per_shard"],
-            files=tuple(DataFile(**file) for file in body["files"]),
-            sample=DataFile(**body["sample"]),
-            queries=DataFile(**body["queries"]),
-            source=body["source"],
-            replaced=tuple(body["replaced"]),
-            columns=dict(body["columns"]),
-        )
 
 
 def plan_images(
@@ -133,28 +101,27 @@ def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: So
     """RunMismatch unless some segment was planned from `source`; a list that was edited since is told."""
     now = describe_source(source)
     planned = [segment.source for segment in segments]
-    same = [one for one in planned if one["sha256"] == now["sha256"]]
-    other = name_source(now)
+    same = [one for one in planned if one.sha256 == now.sha256]
     if not same:
-        known = "; ".join(dict.fromkeys(map(name_source, planned[:SOURCES_SHOWN])))
+        known = "; ".join(dict.fromkeys(map(str, planned[:SOURCES_SHOWN])))
         raise RunMismatch(
-            f"{run.url} was planned from {known}, not from {other}: `--append` adds what {other} has to it; "
+            f"{run.url} was planned from {known}, not from {now}: `--append` adds what {now} has to it; "
             f"to index that alone, {_FRESH_START}"
         )
-    if now["file"] and now["file"] not in {one["file"] for one in same}:
+    if now.file and now.file not in {one.file for one in same}:
         log.warning(
             "%s changed after %s was planned from it, and the plan is frozen: `--append` adds what is new; "
             "to leave out what is gone, %s",
-            *(other, run.url, _FRESH_START),
+            *(now, run.url, _FRESH_START),
         )
 
 
-def describe_source(source: Source) -> dict[str, Any]:
-    """What a plan keeps of its source; `sha256` is equal for relative and absolute paths, in any order."""
+def describe_source(source: Source) -> PlanSource:
+    """What a plan keeps of its source."""
     urls = sorted({normalise_url(url) for url in _as_list(source)})
     digest = hashlib.sha256("\n".join(urls).encode("utf-8", "surrogateescape")).hexdigest()
     file = _stat_file(urls[0]) if len(urls) == 1 else ""
-    return {"urls": urls[:SOURCES_SHOWN], "count": len(urls), "sha256": digest, "file": file}
+    return PlanSource(tuple(urls[:SOURCES_SHOWN]), len(urls), digest, file)
 
 
 def _stat_file(url: str) -> str:
@@ -164,11 +131,6 @@ def _stat_file(url: str) -> str:
         if found is not None and not found.is_folder:
             return f"{found.size_bytes} {found.etag}"
     return ""
-
-
-def name_source(source: dict[str, Any]) -> str:
-    more = source["count"] - len(source["urls"])
-    return ", ".join(source["urls"]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -241,104 +203,6 @@ def select_new(
         yield ref
 
 
-def iter_planned(run: RunFolder, segments: Sequence[Segment]) -> Iterator[PlannedImage]:
-    """All planned images by URI, then id; one file per segment in memory."""
-    streams = (
-        (image for file in segment.files for image in iter_images(read_table(run.store, file)))
-        for segment in segments
-    )
-    return heapq.merge(*streams, key=lambda image: (image.uri, image.image_id))
-
-
-def read_segments(run: RunFolder) -> list[Segment]:
-    """The plan, in order. CorruptData when a record is damaged or gone: its ids would be given twice."""
-    records, damage = run.plan.read_all()
-    numbers = [number for number, _ in records]
-    broken = set(range(1, max([*numbers, *damage], default=0) + 1)) - set(numbers)
-    if not broken:
-        return [Segment.from_record(number, body) for number, body in records]
-    what = damage.get(min(broken), f"{run.store.address(run.plan.path(min(broken)))} is gone")
-    raise CorruptData(
-        f"{what}; the images it planned and their ids are unknown without it, so nothing can be added or "
-        f"built: put a copy of it back, or use another run folder (`--models {run.url}` spares learning)"
-    )
-
-
-def read_whole_segments(run: RunFolder) -> list[Segment]:
-    """Of a plan with damaged records those that are whole: to look at, not to build on."""
-    return [Segment.from_record(number, body) for number, body in run.plan.read_all()[0]]
-
-
-def require_segments(run: RunFolder) -> list[Segment]:
-    segments = read_segments(run)
-    if not segments:
-        raise InputError(f"{run.url} has no plan yet: run `ckn-scale plan IMAGES RUN` first")
-    return segments
-
-
-def shard_size(num_images: int, largest: int) -> int:
-    """Images per shard: `largest`, or fewer, so that a small collection keeps many workers busy.
-
-    A function of the images alone, never of the workers: shards and bytes do not depend on who works.
-    """
-    return min(largest, max(IMAGES_OF_A_SMALL_SHARD, -(-num_images // SHARDS_OF_A_SMALL_SET)))
-
-
-def list_replaced(segments: Sequence[Segment]) -> np.ndarray:
-    """Sorted ids of images that a later segment has with other content."""
-    return np.unique(np.array([one for segment in segments for one in segment.replaced], np.int64))
-
-
-def count_shards(segments: Sequence[Segment]) -> int:
-    return sum(segment.num_shards for segment in segments)
-
-
-class PlanReader:
-    """Reads the images of a shard; keeps the last file, as shards of one worker lie close together."""
-
-    def __init__(self, run: RunFolder, segments: Sequence[Segment]) -> None:
-        self.run, self.segments = run, segments
-        self._last: tuple[str, pa.Table] | None = None
-
-    def read_shard(self, shard_id: int) -> list[PlannedImage]:
-        return list(iter_images(self.read_table(shard_id)))
-
-    def count_images(self, shard_id: int) -> int:
-        segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
-        return min(
-            segment.images_per_shard,
-            segment.num_images - (shard_id - segment.first_shard) * segment.images_per_shard,
-        )
-
-    def read_table(self, shard_id: int) -> pa.Table:
-        """The same rows with the user's kept columns, in the types that they have in the run by now."""
-        if shard_id >= count_shards(self.segments):
-            self.segments = require_segments(self.run)  # another process has appended since
-        segment = next(s for s in reversed(self.segments) if s.first_shard <= shard_id)
-        position = shard_id - segment.first_shard
-        table = self._read_file(segment.files[position // SHARDS_PER_FILE])
-        table = table.slice((position % SHARDS_PER_FILE) * segment.images_per_shard, segment.images_per_shard)
-        for name, kind in self.segments[-1].columns.items():
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, table.column(place).cast(ARROW_TYPES[kind]))
-        return table
-
-    def _read_file(self, file: DataFile) -> pa.Table:
-        if self._last is None or self._last[0] != file.path:
-            self._last = (file.path, read_table(self.run.store, file))
-        return self._last[1]
-
-
-def read_sample(run: RunFolder, segments: Sequence[Segment]) -> list[PlannedImage]:
-    """The images everything is learned on: drawn from the first segment, in id order."""
-    return list(iter_images(read_table(run.store, segments[0].sample)))
-
-
-def iter_images(table: pa.Table) -> Iterator[PlannedImage]:
-    columns = [table.column(name).to_pylist() for name in ("image_id", "uri", "size_bytes", "etag")]
-    return (PlannedImage(*row) for row in zip(*columns, strict=True))
-
-
 def write_segment(
     run: RunFolder,
     settings: Settings,
@@ -350,35 +214,34 @@ def write_segment(
 ) -> bool:
     """Freeze a list of images as the next segment; False when another process was first."""
     number, attempt = len(before) + 1, new_attempt()
-    first_id = before[-1].first_id + before[-1].num_images if before else 0
+    first_id = before[-1].next_id if before else 0
     queries = SampleDraw(QUERY_SEED, QUERY_SPARE * settings.publish.num_queries)
     draw = SampleDraw(settings.sample.seed, settings.sample.num_images, queries)
-    files: list[DataFile] = []
+    files: list[StoredFile] = []
     next_id, images_per_shard = first_id, settings.plan.images_per_shard
     for chunk in _chunks(refs, settings.plan.images_per_shard * SHARDS_PER_FILE):
         if not files:  # of a collection so small that its shards are, this is all
             images_per_shard = shard_size(len(chunk), settings.plan.images_per_shard)
         table = tabulate_refs(chunk, next_id, columns)
         draw.add(table)
-        files.append(write_table(run, f"{IMAGES_STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
+        files.append(run.write_table(f"{IMAGES_STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
         next_id += len(chunk)
-    sample = write_table(run, SAMPLE_STAGE, number, attempt, draw.table())
-    body = {
-        "attempt": attempt,
-        "source": describe_source(source),
-        "first_id": first_id,
-        "num_images": next_id - first_id,
-        "first_shard": before[-1].first_shard + before[-1].num_shards if before else 0,
-        "images_per_shard": images_per_shard,
-        "files": [asdict(file) for file in files],
-        "sample": asdict(sample),
-        "queries": asdict(write_table(run, QUERY_STAGE, number, attempt, queries.table())),
-        "replaced": list(replaced),
-        "columns": list(columns.items()),
-    }
+    segment = Segment(
+        number=number,
+        first_id=first_id,
+        num_images=next_id - first_id,
+        first_shard=before[-1].next_shard if before else 0,
+        images_per_shard=images_per_shard,
+        files=tuple(files),
+        sample=run.write_table(SAMPLE_STAGE, number, attempt, draw.table()),
+        queries=run.write_table(QUERY_STAGE, number, attempt, queries.table()),
+        source=describe_source(source),
+        replaced=tuple(replaced),
+        columns=dict(columns),
+    )
     hit_failpoint("data_written", "plan", number)
-    won = run.plan.create(number, body).won
-    log.info("plan %s: %d images (%s)", number, next_id - first_id, "won" if won else "lost")
+    won = run.plan.create(segment, attempt=attempt).won
+    log.info("plan %s: %d images (%s)", number, segment.num_images, "won" if won else "lost")
     return won
 
 
@@ -409,13 +272,6 @@ class SampleDraw:
         )
 
 
-def hash_uri(seed: int, uri: str) -> int:
-    digest = hashlib.blake2b(
-        uri.encode("utf-8", "surrogateescape"), digest_size=8, salt=seed.to_bytes(8, "little")
-    )
-    return int.from_bytes(digest.digest(), "little")
-
-
 def tabulate_refs(refs: Sequence[ImageRef], first_id: int, kept: Mapping[str, str] | None = None) -> pa.Table:
     columns = {
         "image_id": range(first_id, first_id + len(refs)),
@@ -441,16 +297,8 @@ def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
         yield chunk
 
 
-BACKGROUND_STAGE = "background"
 _REFS_AT_ONCE = 4096
 _LEARNED_FROM = "sample_vlads"  # the first step that reads the background
-
-
-@dataclass(frozen=True)
-class Background:
-    source: dict[str, Any]
-    num_images: int  # that were listed; at most `reduction.num_images` of them are used
-    images: DataFile
 
 
 def plan_with_background(
@@ -479,39 +327,22 @@ def record_background(
     run: RunFolder, settings: Settings, source: Source, drawn: tuple[pa.Table, int] | None = None
 ) -> None:
     """Freeze the background of a run; RunMismatch when it has another one or learned without one."""
-    standing = read_background(run)
-    if standing is None and (run.models.latest() is not None or run.commits(_LEARNED_FROM).committed()):
+    recorded = run.background.latest()
+    if recorded is None and (run.models.latest() is not None or run.commits(_LEARNED_FROM).committed()):
         raise RunMismatch(
             f"the models of {run.url} are learned already, without a background: "
             "give --background when a run is first indexed, or use another run folder"
         )
-    if standing is None:
-        table, num_images = drawn or draw_background(settings, source)
-        attempt = new_attempt()
-        images = write_table(run, BACKGROUND_STAGE, 1, attempt, table)
-        body = {"attempt": attempt, "source": describe_source(source), "num_images": num_images}
-        run.background.create(1, {**body, "images": asdict(images)})
-        standing = read_background(run)
-        assert standing is not None
     given = describe_source(source)
-    if standing.source["sha256"] != given["sha256"]:
+    if recorded is None:
+        table, num_images = drawn or draw_background(settings, source)
+        images = run.write_table(BACKGROUND_STAGE, 1, new_attempt(), table)
+        recorded = run.background.create(Background(1, given, num_images, images)).record
+    if recorded.source.sha256 != given.sha256:
         raise RunMismatch(
-            f"the background of {run.url} is {name_source(standing.source)}, not {name_source(given)}: "
+            f"the background of {run.url} is {recorded.source}, not {given}: "
             "leave --background out to go on with it, or use another run folder"
         )
-
-
-def read_background(run: RunFolder) -> Background | None:
-    standing = run.background.latest()
-    if standing is None:
-        return None
-    body = standing[1]
-    return Background(body["source"], body["num_images"], DataFile(**body["images"]))
-
-
-def read_background_images(run: RunFolder, background: Background) -> list[PlannedImage]:
-    """In the order of their URIs; their ids count within the background only."""
-    return list(iter_images(read_table(run.store, background.images)))
 
 
 def draw_background(settings: Settings, source: Source) -> tuple[pa.Table, int]:

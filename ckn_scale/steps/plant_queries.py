@@ -25,7 +25,8 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
 from ckn_scale.steps.name_build import PLANTED
-from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
+from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.stored_files import StoredFile
 
 HITS_LOOKED_AT = 100
 JPEG_QUALITY = 85
@@ -48,7 +49,7 @@ class PlantQueries(Step):
 
     @cached_property
     def manifest(self) -> IndexManifest:
-        return read_manifest(self.run.store, self.manifest_file.path, self.manifest_file.sha256)
+        return read_manifest(self.run.store, self.manifest_file)
 
     @cached_property
     def encoder(self) -> ImageEncoder:

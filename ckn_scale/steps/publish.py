@@ -22,12 +22,13 @@ from ckn_scale.runners.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.name_build import name_build
-from ckn_scale.steps.plan_images import Segment, count_shards, require_segments
 from ckn_scale.steps.record_models import read_generation
-from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
-from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Segment, Version
 from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Candidate:
     generation: int
     encoded: Mapping[int, Commit]
     build: str
-    current: Mapping[str, Any] | None = field(compare=False)  # the version that stands
+    current: Version | None = field(compare=False)  # the version that is published now
 
     @property
     def states(self) -> dict[str, int]:
@@ -57,14 +58,14 @@ def read_candidate(run: RunFolder) -> Candidate:
     after = max(run.versions.numbers(), default=0)  # first, so that what is read next is not older
     latest = run.versions.latest()
     segments = tuple(require_segments(run))
-    generation, _ = read_generation(run)
+    generation = read_generation(run).number
     step = EncodeImages(run)
     shards = range(count_shards(segments))
     encoded = {one: commit for one, commit in step.log.committed().items() if one in shards}
     for commit in encoded.values():
         check_fingerprint(step, commit)
     build = name_build(run, segments, encoded)
-    candidate = Candidate(after, segments, generation, encoded, build, latest and latest[1])
+    candidate = Candidate(after, segments, generation, encoded, build, latest)
     planned, counted = sum(segment.num_images for segment in segments), sum(candidate.states.values())
     if counted != planned:
         raise RunFailed(f"{run.url}: {planned} images planned, {counted} have a state")
@@ -96,10 +97,10 @@ class Failures:
 
 
 def count_failures(candidate: Candidate) -> Failures:
-    held = candidate.current or {"segments": 0, "states": {}}
-    new = candidate.states_of(one for one in candidate.segments if one.number > held["segments"])
-    old = candidate.states_of(one for one in candidate.segments if one.number <= held["segments"])
-    was_ok = held["states"].get("ok", 0)
+    held = candidate.current.segments if candidate.current else 0
+    new = candidate.states_of(one for one in candidate.segments if one.number > held)
+    old = candidate.states_of(one for one in candidate.segments if one.number <= held)
+    was_ok = candidate.current.states.get("ok", 0) if candidate.current else 0
     failed = {state: count for state, count in new.items() if state != "ok"}
     return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)))
 
@@ -143,48 +144,47 @@ def publish_version(
         require_few_failures(run, candidate)
     if not certificate["passed"] and not accept:
         raise RunFailed(_explain_refusal(certificate))
-    content = read_manifest(run.store, manifest.path, manifest.sha256)
+    content = read_manifest(run.store, manifest)
     _check_rows(candidate, content)
     failures = count_failures(candidate)
-    body = {
-        "attempt": new_attempt(),
-        "build": candidate.build,
-        "manifest": manifest.path,
-        "manifest_sha256": manifest.sha256,
-        "rows": content.rows,
-        "segments": candidate.segments[-1].number,
-        "generation": candidate.generation,
-        "certificate": {**certificate, "accepted": bool(accept and not certificate["passed"])},
-        "states": candidate.states,
-        "failures": {**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
-    }
+    version = Version(
+        number=candidate.after + 1,
+        build=candidate.build,
+        manifest=manifest,
+        rows=content.rows,
+        segments=candidate.segments[-1].number,
+        generation=candidate.generation,
+        states=candidate.states,
+        failures={**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
+        certificate={**certificate, "accepted": bool(accept and not certificate["passed"])},
+    )
     if is_current(run, candidate):
-        hit_failpoint("data_written", "publish", candidate.after + 1)
-        if _create_once(run, candidate.after + 1, body):
-            log.info("version %d is build %s", candidate.after + 1, candidate.build)
-            return candidate.after + 1
+        hit_failpoint("data_written", "publish", version.number)
+        if _create_once(run, version):
+            log.info("version %d is build %s", version.number, version.build)
+            return version.number
     raise RunFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
 
 
-def _create_once(run: RunFolder, number: int, body: dict[str, Any]) -> bool:
-    """Whether version `number` holds this manifest: of this process, or of another that had the same."""
+def _create_once(run: RunFolder, version: Version) -> bool:
+    """Whether its number holds this manifest: of this process, or of another that had the same."""
     try:
-        standing = run.versions.create(number, body).body
+        recorded = run.versions.create(version).record
     except CorruptData:
         return False  # a damaged record keeps its number
-    return standing["manifest_sha256"] == body["manifest_sha256"]
+    return recorded.manifest.sha256 == version.manifest.sha256
 
 
 def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
     """The current version, if it is this build and names the index files that stand."""
     latest = built.run.versions.latest()
-    if latest is None or latest[1]["build"] != candidate.build:
+    if latest is None or latest.build != candidate.build:
         return None
     try:
-        manifest = read_manifest(built.run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
+        manifest = read_manifest(built.run.store, latest.manifest)
     except CorruptData:
         return None
-    return latest[0] if list(manifest.shards) == list_index_shards(built) else None
+    return latest.number if list(manifest.shards) == list_index_shards(built) else None
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:

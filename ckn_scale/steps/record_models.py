@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.config import Settings, parse_settings
-from ckn_scale.core.encoder import ModelPart, encoder_metadata
+from ckn_scale.core.encoder import encoder_metadata
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.runners.step import ShardResult
 from ckn_scale.steps.sample_patches import make_preprocessor
-from ckn_scale.storage.models import ModelFile, load_model, save_model
-from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.models import description_path, load_model, save_model
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import DataFile
+from ckn_scale.storage.run_records import Generation
+from ckn_scale.storage.stored_files import StoredFile, find_damage
 
 
 def layer_logs(below: int) -> list[str]:
@@ -33,37 +34,29 @@ def trained_logs(settings: Settings) -> list[str]:
     return [*layer_logs(layers), "train_projection", "train_codebook", "train_reduction"]
 
 
-def save_result(
-    run: RunFolder, name: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any], **report: Any
-) -> ShardResult:
+def save_result(run: RunFolder, name: str, part: ModelPart, **report: Any) -> ShardResult:
     """One model as the output of a training shard."""
-    saved = save_model(run.store, name, arrays, metadata)
-    size_bytes = run.store.size(saved.path)
-    file = DataFile(path=saved.path, sha256=saved.sha256, rows=0, size_bytes=size_bytes)
-    return ShardResult(files={name: file}, report=report)
+    return ShardResult(files={name: save_model(run.store, name, part)}, report=report)
 
 
-def find_models(run: RunFolder, logs: Sequence[str]) -> dict[str, ModelFile]:
-    """The models that committed training shards name; a later log's stands for an earlier one's."""
+def find_models(run: RunFolder, logs: Sequence[str]) -> dict[str, StoredFile]:
+    """The models that committed training shards name; a later log's replaces an earlier one's."""
     return {
-        name: ModelFile(name, file.path, file.sha256)
+        name: file
         for log in logs
         for commit in run.commits(log).committed().values()
         for name, file in commit.files.items()
     }
 
 
-def load_model_named(run: RunFolder, logs: Sequence[str], name: str) -> ModelPart:
-    return load_model(run.store, find_models(run, logs)[name])
+def load_parts(run: RunFolder, models: Mapping[str, StoredFile]) -> dict[str, ModelPart]:
+    return {name: load_model(run.store, name, file) for name, file in models.items()}
 
 
-def load_parts_named(run: RunFolder, logs: Sequence[str], names: Sequence[str]) -> dict[str, ModelPart]:
+def load_trained(run: RunFolder, logs: Sequence[str], *names: str) -> dict[str, ModelPart]:
+    """Models of these names that training shards have committed so far."""
     found = find_models(run, logs)
-    return {name: load_model(run.store, found[name]) for name in names}
-
-
-def load_parts(run: RunFolder, models: Mapping[str, ModelFile]) -> dict[str, ModelPart]:
-    return {name: load_model(run.store, file) for name, file in models.items()}
+    return load_parts(run, {name: found[name] for name in names})
 
 
 def encoder_part(settings: Settings) -> ModelPart:
@@ -73,39 +66,30 @@ def encoder_part(settings: Settings) -> ModelPart:
         intra_normalise=settings.vlad.intra_normalise,
         numerics=settings.numerics.model_dump(),
     )
-    return {"format": np.array([1], np.int32)}, metadata
+    return ModelPart({"format": np.array([1], np.int32)}, metadata)
 
 
 def record_generation(run: RunFolder, settings: Settings) -> int:
-    """Bind the trained models into generation 1, unless one stands already."""
-    standing = run.models.latest()
-    if standing is not None:
-        return standing[0]
-    encoder = save_model(run.store, "encoder", *encoder_part(settings))
+    """Bind the trained models into one generation, unless there is one already."""
+    recorded = run.models.latest()
+    if recorded is not None:
+        return recorded.number
+    encoder = save_model(run.store, "encoder", encoder_part(settings))
     models = {"encoder": encoder, **find_models(run, trained_logs(settings))}
-    files = {name: {"path": file.path, "sha256": file.sha256} for name, file in sorted(models.items())}
-    number = max(run.models.numbers(), default=0) + 1  # a damaged record keeps its number
-    run.models.create(number, {"attempt": new_attempt(), "models": files})
-    return number
+    return run.models.create(Generation(run.models.next_number(), models)).record.number
 
 
 def repair_models(run: RunFolder, settings: Settings) -> bool:
     """Look at every byte of the run's models; True when some have to be learned again."""
-    body = (run.models.latest() or (0, {"models": {}}))[1]
-    damaged = [name for name, file in body["models"].items() if not _is_whole(run, ModelFile(name, **file))]
-    if damaged and "taken_from" in body:
-        raise CorruptData(f"the models {damaged} are damaged; copy them again from {body['taken_from']}")
-    if "encoder" in damaged:
-        save_model(run.store, "encoder", *encoder_part(settings))
-    return bool(set(damaged) - {"encoder"})
-
-
-def _is_whole(run: RunFolder, file: ModelFile) -> bool:
-    try:
-        load_model(run.store, file)
-    except CorruptData:
+    generation = run.models.latest()
+    if generation is None:
         return False
-    return True
+    damaged = [name for name, file in generation.models.items() if find_damage(run.store, [file])]
+    if damaged and generation.taken_from is not None:
+        raise CorruptData(f"the models {damaged} are damaged; copy them again from {generation.taken_from}")
+    if "encoder" in damaged:
+        save_model(run.store, "encoder", encoder_part(settings))
+    return bool(set(damaged) - {"encoder"})
 
 
 MODEL_SECTIONS = ("channels", "images", "keypoints", "patches", "sample", "training", "vlad", "reduction")
@@ -133,31 +117,27 @@ def adopt_models(run: RunFolder, source: str) -> None:
     """Take over the models of another run (its folder, or one of its `models/000001.json` records)."""
     url, record = _split_source(source)
     other = RunFolder.open(url)
-    bodies = dict(other.models.all())
-    number = int(record) if record else max(bodies, default=0)
-    if number not in bodies:
+    generations = {one.number: one for one in other.models.all()}
+    theirs = generations.get(int(record) if record else max(generations, default=0))
+    if theirs is None:
         raise InputError(f"{other.url} has no models to take over: train it first")
-    standing = run.models.latest()
-    if standing is not None:
-        if standing[1]["models"] != bodies[number]["models"]:
+    recorded = run.models.latest()
+    if recorded is not None:
+        if recorded.models != theirs.models:
             raise RunMismatch(
                 f"{run.url} has models of its own, others than those of {source}: leave --models out to go "
                 "on with them, or use another run folder"
             )
         return
-    for file in bodies[number]["models"].values():
-        for path in (file["path"], file["path"].removesuffix(".safetensors") + ".json"):
+    for file in theirs.models.values():
+        for path in (file.path, description_path(file)):
             if not run.store.exists(path):
                 run.store.create(path, other.store.read(path))
-    run.models.create(
-        1,
-        {"attempt": new_attempt(), "models": bodies[number]["models"], "taken_from": f"{other.url} {number}"},
-    )
+    run.models.create(Generation(1, theirs.models, f"{other.url} {theirs.number}"))
 
 
-def read_generation(run: RunFolder) -> tuple[int, dict[str, ModelFile]]:
-    standing = run.models.latest()
-    if standing is None:
+def read_generation(run: RunFolder) -> Generation:
+    generation = run.models.latest()
+    if generation is None:
         raise InputError(f"{run.url} has no models yet: run `ckn-scale train` first")
-    number, body = standing
-    return number, {name: ModelFile(name, **file) for name, file in body["models"].items()}
+    return generation

@@ -17,9 +17,10 @@ from ckn_scale.errors import ImageRejected, RunFailed
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
-from ckn_scale.steps.plan_images import PlannedImage, read_sample, require_segments, shard_size
+from ckn_scale.storage.plans import PlannedImage, read_sample, require_segments, shard_size
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, read_table
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import read_table
 
 PATCHES, PRIORITIES = "samples/patches", "samples/priorities"
 

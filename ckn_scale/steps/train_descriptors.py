@@ -10,16 +10,17 @@ import pyarrow as pa
 
 from ckn_scale.core.ckn import Ckn, encode_patches
 from ckn_scale.core.encoder import load_descriptor
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.vlad import fit_codebook
 from ckn_scale.runners.step import ShardResult, WorkerSettings
 from ckn_scale.schemas import float_rows_schema, read_float_rows
-from ckn_scale.steps.record_models import load_parts_named, save_result, trained_logs
+from ckn_scale.steps.record_models import load_trained, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledPatches
 from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep, ChannelStep
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 Form = Literal["raw", "projected"]
 DESCRIBED_STAGE = "samples/descriptors"
@@ -52,11 +53,11 @@ class DescribePatches(ChannelPartStep):
         numerics = self.settings.numerics.model_dump()
         logs = trained_logs(self.settings)
         if self.form == "projected":
-            parts = load_parts_named(self.run, logs, (f"ckn-{channel}", f"projection-{channel}"))
+            parts = load_trained(self.run, logs, f"ckn-{channel}", f"projection-{channel}")
             return load_descriptor(parts, channel, numerics).describe(patches)
-        parts = load_parts_named(self.run, logs, (f"ckn-{channel}",))
+        parts = load_trained(self.run, logs, f"ckn-{channel}")
         return encode_patches(
-            Ckn.from_arrays(*parts[f"ckn-{channel}"]),
+            Ckn.from_part(parts[f"ckn-{channel}"]),
             patches,
             batch_size=numerics["batch_patches"],
             device=numerics["device"],
@@ -83,8 +84,8 @@ class TrainProjection(ChannelStep):
         spec = self.channel(shard_id)
         descriptors = read_descriptors(DescribePatches(self.run, "raw"), spec.ckn.channel)
         projection = fit_projection(descriptors, spec.projection)
-        arrays, metadata = projection.to_arrays()
-        return save_result(self.run, f"projection-{spec.ckn.channel}", arrays, metadata, dim=projection.dim)
+        part = projection.to_part()
+        return save_result(self.run, f"projection-{spec.ckn.channel}", part, dim=projection.dim)
 
 
 class TrainCodebook(ChannelStep):
@@ -97,4 +98,5 @@ class TrainCodebook(ChannelStep):
         centroids = fit_codebook(
             descriptors, vlad.num_words, iterations=vlad.kmeans_iterations, seed=vlad.seed
         )
-        return save_result(self.run, f"codebook-{name}", {"centroids": centroids}, {}, words=len(centroids))
+        part = ModelPart({"centroids": centroids}, {})
+        return save_result(self.run, f"codebook-{name}", part, words=len(centroids))

@@ -19,10 +19,10 @@ from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, dra
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import float_rows_schema, read_float_rows
-from ckn_scale.steps.record_models import layer_logs, load_model_named, save_result
+from ckn_scale.steps.record_models import layer_logs, load_trained, save_result
 from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 TRAINING_SECTIONS = ("images", "keypoints", "patches", "sample", "channels", "training")
 
@@ -112,7 +112,8 @@ def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int)
     spec = settings.channels[position].ckn
     if layer == learned_layers(settings, position).start:
         return start_ckn(spec, settings.patches.size_px)
-    return Ckn.from_arrays(*load_model_named(run, layer_logs(layer), f"ckn-{channel}"))
+    name = f"ckn-{channel}"
+    return Ckn.from_part(load_trained(run, layer_logs(layer), name)[name])
 
 
 def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
@@ -194,5 +195,4 @@ class TrainLayer(ChannelStep):
         rate = read_rate(SearchRates(self.run, self.layer), shard_id)
         device = self.settings.numerics.device
         ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
-        arrays, metadata = ckn.to_arrays()
-        return save_result(self.run, f"ckn-{spec.channel}", arrays, metadata, subpatches=len(subpatches))
+        return save_result(self.run, f"ckn-{spec.channel}", ckn.to_part(), subpatches=len(subpatches))

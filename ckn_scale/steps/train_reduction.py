@@ -12,17 +12,18 @@ import pyarrow as pa
 
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage, Reduction
 from ckn_scale.core.flattening import learn_flattening
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema
 from ckn_scale.steps.encode_images import group_by_patches
-from ckn_scale.steps.plan_images import PlannedImage, hash_uri, read_background, read_background_images
 from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledImagesStep
+from ckn_scale.storage.plans import PlannedImage, hash_uri, read_images
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 VLADS_STAGE = "samples/vlads"
 
@@ -36,16 +37,16 @@ class SampleVlads(SampledImagesStep):
 
     @cached_property
     def sample(self) -> list[PlannedImage]:
-        background = read_background(self.run)
+        background = self.run.background.latest()
         if background is not None:
-            return read_background_images(self.run, background)
+            return read_images(self.run, background.images)
         drawn = self.read_drawn()
         seed, count = self.settings.sample.seed, self.settings.reduction.num_images
         chosen = sorted(drawn, key=lambda image: hash_uri(seed, image.uri))[:count]
         return sorted(chosen, key=lambda image: image.image_id)
 
     def inputs(self) -> Mapping[str, Any]:
-        background = read_background(self.run)
+        background = self.run.background.latest()
         return {"background": background.images.sha256 if background is not None else None}
 
     def shard_ids(self) -> Sequence[int]:
@@ -124,15 +125,16 @@ class TrainReduction(Step):
         return SampleVlads(self.run).inputs()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        vlads, background = SampledVlads(self.run), read_background(self.run) is not None
+        vlads, background = SampledVlads(self.run), self.run.background.latest() is not None
         learned = learn_reduction(vlads, vlads.num_images, self.settings.reduction, background=background)
         if learned is None:
             log.info("%d images: the VLAD is kept as it is", vlads.num_images)
-            return save_result(self.run, "reduction", {"format": np.array([1], np.int32)}, {"method": "none"})
-        arrays, metadata = learned.to_arrays()
-        metadata |= {"num_images": vlads.num_images, "background": background}
+            kept = ModelPart({"format": np.array([1], np.int32)}, {"method": "none"})
+            return save_result(self.run, "reduction", kept)
+        arrays, metadata = learned.to_part()
+        metadata = {**metadata, "num_images": vlads.num_images, "background": background}
         log.info("the reduction: %s", metadata)
-        return save_result(self.run, "reduction", arrays, metadata, **metadata)
+        return save_result(self.run, "reduction", ModelPart(arrays, metadata), **metadata)
 
 
 def learn_reduction(

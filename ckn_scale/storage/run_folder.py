@@ -22,15 +22,22 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.storage.events import EventLog
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
+from ckn_scale.storage.run_records import Background, Generation, Numerics, Segment, Version
 from ckn_scale.storage.shards import ShardLog
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile, write_table
 
-FORMAT = 2
+FORMAT = 3
 RUN_RECORD = "run.json"
+# Stages whose files have no commits: segments of the plan and the background name them.
+IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/images"
+BACKGROUND_STAGE = "background"
 _RUN_RECORD_BYTES = 1 << 20  # ours have some thousand
 _MISSING = "(not set)"
 _DIFFERENCES_SHOWN = 5
@@ -44,11 +51,11 @@ class RunFolder:
         self.url = store.url
         self.body = body
         self.settings: dict[str, Any] = body["settings"]
-        self.plan = RecordLog(store, "plan")
-        self.background = RecordLog(store, "background")
-        self.models = RecordLog(store, "models")
-        self.numerics = RecordLog(store, "numerics")
-        self.versions = RecordLog(store, "index")
+        self.plan = RecordLog(store, "plan", Segment)
+        self.background = RecordLog(store, "background", Background)
+        self.models = RecordLog(store, "models", Generation)
+        self.numerics = RecordLog(store, "numerics", Numerics)
+        self.versions = RecordLog(store, "index", Version)
         self._commits: dict[str, ShardLog] = {}
 
     @classmethod
@@ -58,8 +65,8 @@ class RunFolder:
         store.self_test()
         wanted = _as_json(settings)
         body = {**(extra or {}), "format": FORMAT, "settings": wanted, "created_at": time.time()}
-        standing = create_record(store, RUN_RECORD, body).body
-        run = cls._checked(store, standing)
+        recorded = create_record(store, RUN_RECORD, body).record
+        run = cls._checked(store, recorded)
         _check_settings(store.url, run.settings, wanted)
         return run
 
@@ -80,15 +87,20 @@ class RunFolder:
         """The steps that have commit records."""
         return self.store.list_folders("commits")
 
-    def data_path(self, stage: str, shard_id: int, attempt: str, ext: str = "parquet") -> str:
-        return f"{stage}/{shard_id:05d}-{attempt}.{ext}"
+    def data_path(self, stage: str, shard_id: int, attempt: str) -> str:
+        return f"{stage}/{shard_id:05d}-{attempt}.parquet"
 
-    def images_path(self, segment: int, attempt: str, part: int) -> str:
-        """One file of the list of images that plan segment `segment` froze."""
-        return f"images/{segment:06d}-{attempt}/{part:05d}.parquet"
+    def write_table(self, stage: str, shard_id: int, attempt: str, table: pa.Table) -> StoredFile:
+        """One shard of a stage as Parquet; equal tables give equal bytes."""
+        return write_table(self.store, self.data_path(stage, shard_id, attempt), table)
 
-    def index_folder(self, build: str, attempt: str) -> str:
-        return f"index/{build}-{attempt}"
+    def index_folder(self, name: str | int, attempt: str) -> str:
+        """Of an index shard, by its number, or of the manifest of a build."""
+        return f"index/{name}-{attempt}"
+
+    def queries_path(self, name: str) -> str:
+        """A file about the queries of one draw."""
+        return f"queries/{name}.json"
 
     @cached_property
     def events(self) -> EventLog:

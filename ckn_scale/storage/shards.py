@@ -1,39 +1,24 @@
-"""Shards: immutable data files, and the commit records that make them count.
+"""Commits: the records that make the files of a shard count.
 
-A data file has a name that only its attempt uses, and is durable before the record that names it.
 Readers open only files that a valid record names. Repair and retry create the next generation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import READERS, create_record, map_in_threads, read_record
 from ckn_scale.storage.store import Store
-
-if TYPE_CHECKING:
-    from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.stored_files import StoredFile
 
 _SHARED: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
 _COMMIT_NAME = re.compile(r"(\d{5,})\.(\d+)\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    path: str
-    sha256: str
-    rows: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +33,7 @@ class Commit:
     generation: int
     attempt: str
     fingerprint: str
-    files: dict[str, DataFile]  # by stage
+    files: dict[str, StoredFile]  # by stage
     states: dict[str, int] = field(default_factory=dict)
     worker: dict[str, Any] = field(default_factory=dict)  # host, pid, device
     seconds: float = 0.0
@@ -69,7 +54,7 @@ class Commit:
                 known[name] = sys.intern(known[name])
             for name in ("states", "worker", "report"):
                 known[name] = _share(known.get(name, {}))
-            files = {sys.intern(stage): DataFile(**entry) for stage, entry in known.pop("files").items()}
+            files = {sys.intern(stage): StoredFile(**entry) for stage, entry in known.pop("files").items()}
             return cls(files=files, **known)
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is not a commit record ({error})") from error
@@ -124,8 +109,8 @@ class ShardLog:
                 offered = _after_damage(offered, str(error))
                 continue
             if created.won:
-                return Commit.from_body(created.body, path), True
-            return self.get(offered.shard_id) or Commit.from_body(created.body, path), False
+                return Commit.from_body(created.record, path), True
+            return self.get(offered.shard_id) or Commit.from_body(created.record, path), False
 
     def _list(self) -> tuple[set[int], dict[int, list[int]]]:
         """The shards that have records, and the generations of each above the one that is known."""
@@ -164,33 +149,6 @@ def _share(words: dict[str, Any]) -> dict[str, Any]:
         return words
 
 
-def write_data(store: Store, path: str, data: bytes, rows: int) -> DataFile:
-    """Write a data file under its attempt's name; durable on return."""
-    store.write_new(path, data)
-    return DataFile(path, hashlib.sha256(data).hexdigest(), rows, len(data))
-
-
-def read_data(store: Store, file: DataFile) -> bytes:
-    """The bytes that were recorded; CorruptData when they are others or gone."""
-    try:
-        data = store.read(file.path)
-    except FileNotFoundError as error:
-        raise CorruptData(f"{store.address(file.path)} is gone, though a record names it") from error
-    if len(data) != file.size_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise CorruptData(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
-    return data
-
-
-def find_damage(store: Store, files: Iterable[DataFile]) -> str | None:
-    """What is wrong with the first file whose bytes are not the recorded ones; None when all are well."""
-    for file in files:
-        try:
-            read_data(store, file)
-        except CorruptData as error:
-            return str(error)
-    return None
-
-
 def find_size_mismatches(store: Store, commits: Iterable[Commit]) -> list[int]:
     """Shards with a file that is gone or has another size: found by listing, without reading any."""
     commits = list(commits)
@@ -201,35 +159,6 @@ def find_size_mismatches(store: Store, commits: Iterable[Commit]) -> list[int]:
         for commit in commits
         if any(sizes.get(file.path) != file.size_bytes for file in commit.files.values())
     ]
-
-
-def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: pa.Table) -> DataFile:
-    """Write one shard of a stage as Parquet; equal tables give equal bytes."""
-    path = run.data_path(stage, shard_id, attempt)
-    return write_data(run.store, path, encode_table(table), table.num_rows)
-
-
-def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table of a data file, its sha256 checked; CorruptData when it is not what was recorded."""
-    data = read_data(store, file)
-    table = decode_table(data, columns)
-    if table.num_rows != file.rows:
-        raise CorruptData(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
-    return table
-
-
-def decode_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """In the calling thread: Arrow's own would still hold the bytes when Python ends, and abort it."""
-    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
-    return file.read(columns=None if columns is None else list(columns), use_threads=False)
-
-
-def encode_table(table: pa.Table) -> bytes:
-    """Parquet bytes: zstd, dictionaries for strings only (vectors and patches do not repeat)."""
-    strings = [column.name for column in table.schema if pa.types.is_string(column.type)]
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.combine_chunks(), sink, compression="zstd", use_dictionary=strings or False)
-    return sink.getvalue().to_pybytes()
 
 
 def _after_damage(offered: Commit, why: str) -> Commit:

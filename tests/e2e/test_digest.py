@@ -12,7 +12,7 @@ from photo_runs import digests_of
 
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table, write_table
+from ckn_scale.storage.stored_files import read_table
 
 
 def _flip_bit(value: bytes) -> bytes:
@@ -51,7 +51,7 @@ def _supersede(run_path: Path, stage: str, column: str) -> None:
         place, table.schema.field(place), pa.array(values, table.schema.field(place).type)
     )
     attempt = new_attempt()
-    files = {**commit.files, stage: write_table(run, stage, 1, attempt, table)}
+    files = {**commit.files, stage: run.write_table(stage, 1, attempt, table)}
     _, won = log.commit(
         replace(commit, generation=2, attempt=attempt, files=files, supersedes=1, reason="a test")
     )

@@ -18,7 +18,7 @@ from ckn_scale import pipeline
 from ckn_scale.runners.step import Step
 from ckn_scale.schemas import read_codes
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 GOLDEN = Path(__file__).parent / "golden.npz"
 SHARDS = (0, 4)

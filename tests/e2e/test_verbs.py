@@ -69,7 +69,7 @@ def test_appended_images_are_encoded_with_the_models_of_the_run(
     assert result.returncode == 0, result.stderr
     run = RunFolder.open(str(own_run))
     # another folder: other URIs, so all of them are new; what was there stays as it was
-    assert [body["num_images"] for _, body in run.plan.all()] == [22, 23]
+    assert [segment.num_images for segment in run.plan.all()] == [22, 23]
     assert digests_of(own_run)["models"] == reference_digests["models"]
     found = parse(command_line("search", own_run, own_photos / "flower.jpg", "-k", "1", "--json"))
     assert found["version"] == 2

@@ -18,9 +18,8 @@ from photo_runs import (
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.engine import open_index
-from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_corrupt_plan_is_refused_by_name(run, photos):
 
 def test_corrupt_version_record_is_named_with_what_is_used_instead(run, photos, command_line):
     opened = RunFolder.open(str(run))
-    opened.versions.append({**opened.versions.latest()[1], "attempt": new_attempt()})
+    opened.versions.append(opened.versions.latest())
     _flip_bit(run / "index" / "000002.json")
     status = command_line("status", run, "--json")
     found = command_line("search", run, photos / "coffee.jpg", "--json")

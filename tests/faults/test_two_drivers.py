@@ -26,7 +26,7 @@ from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunFailed, RunMismatch
 from ckn_scale.failpoints import SHARD_VARIABLE
-from ckn_scale.runners import step
+from ckn_scale.runners import step as step_module
 from ckn_scale.runners.step import process_shard, redo_shard
 from ckn_scale.steps import publish
 from ckn_scale.steps.encode_images import EncodeImages
@@ -84,7 +84,8 @@ def _is_stopped(pid):
 
 def _versions(run):
     return [
-        (number, body["rows"], body["segments"]) for number, body in RunFolder.open(str(run)).versions.all()
+        (version.number, version.rows, version.segments)
+        for version in RunFolder.open(str(run)).versions.all()
     ]
 
 
@@ -126,10 +127,10 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 
     def plan_more(place, step, _):
         if (place, step) == ("data_written", "build_index"):
-            monkeypatch.setattr(step, "hit_failpoint", lambda *_: None)
+            monkeypatch.setattr(step_module, "hit_failpoint", lambda *_: None)
             plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(more), append=True)
 
-    monkeypatch.setattr(step, "hit_failpoint", plan_more)
+    monkeypatch.setattr(step_module, "hit_failpoint", plan_more)
     report = index_here(photos, run)
     assert _versions(run) == [(1, 23, 2)]
     assert report.states == {"ok": 23, "truncated": 1}
@@ -139,12 +140,12 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 def test_a_manifest_with_other_rows_than_images_is_not_published(reference, tmp_path):
     run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
     candidate = read_candidate(run)
-    record = run.versions.latest()[1]
-    manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
+    record = run.versions.latest()
+    manifest = read_manifest(run.store, record.manifest)
     fewer = replace(manifest, rows=20, shards=(replace(manifest.shards[0], rows=20),))
     written = write_manifest(run.store, run.index_folder(candidate.build, "ab"), fewer)
     with pytest.raises(RunFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
-        publish_version(run, candidate, written, record["certificate"])
+        publish_version(run, candidate, written, record.certificate)
     assert run.versions.numbers() == [1]
 
 
@@ -158,10 +159,10 @@ def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
     run = RunFolder.open(str(run))
 
     def let_the_other_commit(place, *_):
-        monkeypatch.setattr(step, "hit_failpoint", lambda *_: None)
+        monkeypatch.setattr(step_module, "hit_failpoint", lambda *_: None)
         process_shard(NewerEncodeImages(run), 3)
 
-    monkeypatch.setattr(step, "hit_failpoint", let_the_other_commit)
+    monkeypatch.setattr(step_module, "hit_failpoint", let_the_other_commit)
     with pytest.raises(RunMismatch, match=r"encode_images shard 3 was made by .* another release"):
         process_shard(EncodeImages(run), 3)
     (standing,) = read_commits(run.url).values()

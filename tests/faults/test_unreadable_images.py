@@ -13,7 +13,6 @@ from web_hosts import WebHost, dead_url
 
 from ckn_scale.runners.step import WorkerSettings
 from ckn_scale.steps.plant_queries import PlantQueries
-from ckn_scale.storage.index_files import StoredFile
 from ckn_scale.storage.run_folder import RunFolder
 
 GOOD = ("coffee.jpg", "rocket.jpg", "chelsea.jpg", "astronaut.jpg")
@@ -50,9 +49,8 @@ def test_certifying_passes_over_what_became_a_fifo(photos, reference, tmp_path):
         shutil.copy(photos / name, folder / name)
     index_here(folder, run_url, models=str(reference), accept=True)
     run = RunFolder.open(str(run_url))
-    record = run.versions.latest()[1]
-    manifest = StoredFile(record["manifest"], record["manifest_sha256"], 0)
-    step = PlantQueries(run, manifest, record["certificate"]["draw"])
+    record = run.versions.latest()
+    step = PlantQueries(run, record.manifest, record.certificate["draw"])
     asked = _count_planted(step)
     (folder / GOOD[0]).unlink()
     os.mkfifo(folder / GOOD[0])

@@ -20,6 +20,7 @@ from ckn_scale.storage.index_files import (
     write_manifest,
 )
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile
 
 
 @pytest.fixture
@@ -59,28 +60,28 @@ def test_a_side_table_comes_back_mapped_and_does_not_depend_on_its_chunks(store)
 
 def test_a_manifest_comes_back_equal(store):
     shard = write_shard(store, np.array([4, 7, 9]))
-    models = {"encoder": {"path": "models/x", "sha256": "00"}}
+    models = {"encoder": StoredFile("models/x", "00", 1)}
     manifest = IndexManifest("b", 16, 3, models, (shard,), extra={"generation": 2})
     file = write_manifest(store, "index/b-1", manifest)
-    assert read_manifest(store, file.path, file.sha256) == manifest
+    assert read_manifest(store, file) == manifest
 
 
 def test_a_changed_or_missing_manifest_is_damage(tmp_path):
     index = publish_synthetic(tmp_path / "run", random_units(4), 1)
-    record = index.run.versions.latest()[1]
-    path = index.run.store.local_path(record["manifest"])
+    file = index.run.versions.latest().manifest
+    path = index.run.store.local_path(file.path)
     path.write_bytes(path.read_bytes().replace(b'"rows": 4', b'"rows": 5'))
-    with pytest.raises(CorruptData, match="has sha256"):
-        read_manifest(index.run.store, record["manifest"], record["manifest_sha256"])
+    with pytest.raises(CorruptData, match="its sha256 is not the recorded one"):
+        read_manifest(index.run.store, file)
     path.unlink()
-    with pytest.raises(CorruptData, match="is missing, but a published version names it"):
-        read_manifest(index.run.store, record["manifest"], record["manifest_sha256"])
+    with pytest.raises(CorruptData, match="is gone, though a record names it"):
+        read_manifest(index.run.store, file)
 
 
 def test_a_manifest_of_a_later_format_is_refused(store):
     file = write_manifest(store, "index/b-1", IndexManifest("b", 16, 0, {}, (), format=9))
-    with pytest.raises(CorruptData, match="has format 9; this release reads 1"):
-        read_manifest(store, file.path, file.sha256)
+    with pytest.raises(CorruptData, match="has format 9; this release reads 2"):
+        read_manifest(store, file)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.steps.draw_queries import draw_queries, read_draw, write_draw
-from ckn_scale.steps.plan_images import hash_uri, plan_images, read_sample, read_segments
+from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
+from ckn_scale.storage.run_records import Generation
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_queries_come_from_all_segments(folder, tmp_path):
 def test_nothing_was_trained_on_where_models_were_taken_over(folder, tmp_path):
     run, segments = plan(folder, tmp_path, "sample.num_images=30", "publish.num_queries=6")
     assert draw_queries(run, segments, None).in_sample == 6
-    run.models.create(1, {"models": {}, "taken_from": "another run"})
+    run.models.create(Generation(1, {}, "another run"))
     draw = draw_queries(run, segments, None)
     assert (len(draw.asked), draw.in_sample) == (6, 0)
 

@@ -8,12 +8,14 @@ from ckn_scale.config import load_settings
 from ckn_scale.errors import InputError, RunMismatch
 from ckn_scale.steps.record_models import adopt_models
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Generation
+from ckn_scale.storage.stored_files import StoredFile
 
 
 def make_run(folder, sha256=None):
     run = RunFolder.create(str(folder), load_settings("tiny").model_dump(mode="json"))
     if sha256 is not None:
-        run.models.create(1, {"models": {"encoder": {"path": "models/encoder", "sha256": sha256}}})
+        run.models.create(Generation(1, {"encoder": StoredFile("models/encoder", sha256, 1)}))
     return run
 
 

@@ -8,15 +8,9 @@ from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.runs.collect_garbage import find_garbage
 from ckn_scale.schemas import PLANNED_IMAGES
 from ckn_scale.steps import plan_images as plan_step
-from ckn_scale.steps.plan_images import (
-    PlanReader,
-    hash_uri,
-    plan_images,
-    read_sample,
-    read_segments,
-    shard_size,
-)
+from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.sample_patches import SamplePatches
+from ckn_scale.storage.plans import PlanReader, hash_uri, read_sample, read_segments, shard_size
 
 
 @pytest.fixture

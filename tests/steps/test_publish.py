@@ -10,10 +10,13 @@ from photo_runs import index_here
 from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunFailed
-from ckn_scale.steps.plan_images import Segment
 from ckn_scale.steps.publish import Candidate, Failures, count_failures
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile
+from ckn_scale.storage.run_records import PlanSource, Segment, Version
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile
+
+SOURCE = PlanSource(("photos",), 1, "0", "")
 
 
 def test_broken_images_are_not_published_and_not_held_against_a_later_append(reference, tmp_path):
@@ -35,9 +38,9 @@ def test_broken_images_are_not_published_and_not_held_against_a_later_append(ref
 
     assert index_here(folders[0], run.url, append=True, accept=True).version == 2
     record = run.versions.read(2)
-    assert (record["rows"], record["segments"], record["generation"]) == (22, 2, 1)
-    assert record["failures"]["new_failed"] == {"truncated": 3}
-    assert (record["failures"]["share"], record["failures"]["limit"]) == (0.75, 0.1)
+    assert (record.rows, record.segments, record.generation) == (22, 2, 1)
+    assert record.failures["new_failed"] == {"truncated": 3}
+    assert (record.failures["share"], record.failures["limit"]) == (0.75, 0.1)
 
     report = index_here(folders[1], run.url, append=True)
     assert (report.version, report.states) == (3, {"ok": 23, "truncated": 4})
@@ -45,18 +48,20 @@ def test_broken_images_are_not_published_and_not_held_against_a_later_append(ref
 
 def candidate(*states, current=None):
     """A segment of one shard for each."""
-    file = DataFile("a", "b", 0, 0)
+    file = StoredFile("a", "b", 0, 0)
     segments, encoded, first_id = [], {}, 0
     for number, counts in enumerate(states):
         size = sum(counts.values())
-        segments.append(Segment(number + 1, first_id, size, number, size, (file,), file, file, {}, (), {}))
+        segments.append(
+            Segment(number + 1, first_id, size, number, size, (file,), file, file, SOURCE, (), {})
+        )
         encoded[number] = Commit("encode_images", number, 1, "ab", "cd", {"vectors": file}, states=counts)
         first_id += size
     return Candidate(1, tuple(segments), 1, encoded, "build", current)
 
 
 def held(segments, **states):
-    return {"segments": segments, "states": states}
+    return Version(1, "build", StoredFile("a", "b", 0), states["ok"], segments, 1, states)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from ckn_scale.steps.plan_images import (
     plan_with_background,
     read_background,
     read_background_images,
-    read_segments,
     record_background,
 )
-from ckn_scale.steps.record_models import load_model_named
+from ckn_scale.steps.record_models import load_trained
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 
 def settings_of(*overrides):
@@ -59,7 +59,7 @@ def encode_here(folder, url, settings, **options):
 
 
 def reduction_of(run):
-    return load_model_named(run, ["train_reduction"], "reduction")[1]
+    return load_trained(run, ["train_reduction"], "reduction")["reduction"].metadata
 
 
 def stored_codes(run):

@@ -39,9 +39,9 @@ def test_rates_are_searched_for_sgd_alone(folder, tmp_path, solver):
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         sample(driver)
         train(driver)
-    step = SearchRates(run, {"layer": "1"})
+    step = SearchRates(run, 1)
     commits = step.log.committed()
-    assert "ckn-grad" in read_generation(run)[1]
+    assert "ckn-grad" in read_generation(run).models
     if solver == "nystrom":
         assert commits == {}
         assert read_rate(step, 0) is None

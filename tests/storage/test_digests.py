@@ -9,7 +9,7 @@ import pytest
 from ckn_scale import schemas
 from ckn_scale.errors import CorruptData
 from ckn_scale.runs.digest import digest_rows
-from ckn_scale.storage.shards import read_table, write_table
+from ckn_scale.storage.stored_files import read_table
 
 DIM = 8
 
@@ -83,8 +83,8 @@ def test_digest_does_not_depend_on_column_order_chunks_or_what_lies_under_nulls(
 
 def test_digest_does_not_depend_on_file_names_and_attempts(run):
     table = make_vectors()
-    whole = [write_table(run, "vectors", 0, "aa", table)]
-    parts = [write_table(run, "vectors", i, f"b{i}", table.slice(10 * i, 10)) for i in range(2)]
+    whole = [run.write_table("vectors", 0, "aa", table)]
+    parts = [run.write_table("vectors", i, f"b{i}", table.slice(10 * i, 10)) for i in range(2)]
     assert digest_rows(read_table(run.store, f) for f in whole) == digest_rows(
         read_table(run.store, f) for f in parts
     )

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError
-from ckn_scale.storage.models import ModelFile, find_model, load_model, save_model
+from ckn_scale.storage.models import load_model, save_model
+from ckn_scale.storage.stored_files import StoredFile, write_file
 
 ARRAYS = {
     "filters": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -16,11 +18,12 @@ ARRAYS = {
     "none": np.zeros((0, 4), np.float32),
 }
 META = {"channel": "grad", "layers": [[3, 64]], "alpha": 0.5}
+PART = ModelPart(ARRAYS, META)
 
 
 def test_save_model_then_load_model(store):
-    file = save_model(store, "ckn-grad", ARRAYS, META)
-    arrays, meta = load_model(store, file)
+    file = save_model(store, "ckn-grad", PART)
+    arrays, meta = load_model(store, "ckn-grad", file)
     assert meta == META
     assert arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
@@ -29,8 +32,8 @@ def test_save_model_then_load_model(store):
 
 
 def test_save_model_twice_is_one_file(store):
-    file = save_model(store, "ckn", ARRAYS, META)
-    assert save_model(store, "ckn", dict(reversed(ARRAYS.items())), dict(reversed(META.items()))) == file
+    file = save_model(store, "ckn", PART)
+    assert save_model(store, "ckn", ModelPart(*(dict(reversed(one.items())) for one in PART))) == file
     stem = f"models/ckn-{file.sha256[:16]}"
     assert store.list("models") == [f"{stem}.json", f"{stem}.safetensors"]
     assert json.loads(store.read(f"{stem}.json"))["arrays"]["filters"] == {
@@ -41,55 +44,56 @@ def test_save_model_twice_is_one_file(store):
 
 def test_save_model_keeps_what_a_view_shows(tmp_path_store):
     view = np.arange(12, dtype=np.float32).reshape(3, 4).T
-    arrays, _ = load_model(tmp_path_store, save_model(tmp_path_store, "m", {"a": view}, {}))
+    arrays, _ = load_model(tmp_path_store, "m", save_model(tmp_path_store, "m", ModelPart({"a": view}, {})))
     np.testing.assert_array_equal(arrays["a"], view)
 
 
-@pytest.mark.parametrize("change", [{"meta": {**META, "alpha": 0.25}}, {"name": "other"}, {"arrays": {}}])
-def test_model_hash_covers_name_arrays_and_meta(tmp_path_store, change):
-    base = {"name": "ckn", "arrays": ARRAYS, "meta": META}
-    first = save_model(tmp_path_store, **base)
-    assert save_model(tmp_path_store, **{**base, **change}).sha256 != first.sha256
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("ckn", PART._replace(metadata={**META, "alpha": 0.25})),
+        ("other", PART),
+        ("ckn", PART._replace(arrays={})),
+    ],
+)
+def test_model_hash_covers_name_arrays_and_metadata(tmp_path_store, name, part):
+    first = save_model(tmp_path_store, "ckn", PART)
+    assert save_model(tmp_path_store, name, part).sha256 != first.sha256
 
 
 def test_load_model_refuses_every_flipped_byte(tmp_path_store):
-    file = save_model(tmp_path_store, "ckn", ARRAYS, META)
+    file = save_model(tmp_path_store, "ckn", PART)
     data = tmp_path_store.read(file.path)
     for position in range(0, len(data), 7):
         flipped = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         tmp_path_store.local_path(file.path).write_bytes(flipped)
-        with pytest.raises(CorruptData, match="the model ckn is damaged"):
-            load_model(tmp_path_store, file)
+        with pytest.raises(CorruptData, match="ckn-.* is damaged"):
+            load_model(tmp_path_store, "ckn", file)
 
 
 def test_load_model_refuses_a_truncated_file(store, damage):
-    file = save_model(store, "ckn", ARRAYS, META)
+    file = save_model(store, "ckn", PART)
     damage(file.path, store.read(file.path)[:100])
-    with pytest.raises(CorruptData, match="the model ckn is damaged"):
-        load_model(store, file)
+    with pytest.raises(CorruptData, match="ckn-.* is damaged"):
+        load_model(store, "ckn", file)
 
 
 def test_load_model_of_a_gone_file(store):
-    with pytest.raises(CorruptData, match="the model ckn is gone"):
-        load_model(store, ModelFile("ckn", "models/ckn-0.safetensors", "0"))
+    with pytest.raises(CorruptData, match="ckn-0.safetensors is gone"):
+        load_model(store, "ckn", StoredFile("models/ckn-0.safetensors", "0", 1))
 
 
 def test_load_model_refuses_another_model(tmp_path_store):
-    file = save_model(tmp_path_store, "codebook", ARRAYS, META)
+    file = save_model(tmp_path_store, "codebook", PART)
     with pytest.raises(InputError, match="holds the model codebook, not ckn"):
-        load_model(tmp_path_store, ModelFile("ckn", file.path, file.sha256))
+        load_model(tmp_path_store, "ckn", file)
 
 
 def test_save_model_mends_a_damaged_file(tmp_path_store):
-    file = save_model(tmp_path_store, "ckn", ARRAYS, META)
+    file = save_model(tmp_path_store, "ckn", PART)
     tmp_path_store.local_path(file.path).write_bytes(b"other")
-    assert save_model(tmp_path_store, "ckn", ARRAYS, META) == file
-    load_model(tmp_path_store, file)
-
-
-def test_find_model_describes_a_users_file(store):
-    file = save_model(store, "ckn", ARRAYS, META)
-    assert find_model(store, file.path) == file
+    assert save_model(tmp_path_store, "ckn", PART) == file
+    load_model(tmp_path_store, "ckn", file)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +108,13 @@ def test_find_model_describes_a_users_file(store):
         ),
     ],
 )
-def test_find_model_refuses_other_files(tmp_path_store, data, message):
-    tmp_path_store.write_new("m.safetensors", data)
-    with pytest.raises(InputError, match=message):
-        find_model(tmp_path_store, "m.safetensors")
-
-
-def test_find_model_refuses_a_name_that_does_not_fit(tmp_path_store):
-    file = save_model(tmp_path_store, "ckn", ARRAYS, META)
-    tmp_path_store.write_new("models/ckn-0123456789abcdef.safetensors", tmp_path_store.read(file.path))
-    with pytest.raises(InputError, match="does not fit the hash in its name"):
-        find_model(tmp_path_store, "models/ckn-0123456789abcdef.safetensors")
-    with pytest.raises(InputError, match="there is no model file"):
-        find_model(tmp_path_store, "models/none.safetensors")
+def test_load_model_refuses_other_files(tmp_path_store, data, message):
+    file = write_file(tmp_path_store, "m.safetensors", data)
+    with pytest.raises(CorruptData, match=message):
+        load_model(tmp_path_store, "m", file)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "A"])
 def test_save_model_refuses_a_bad_name(tmp_path_store, name):
     with pytest.raises(ValueError, match="name"):
-        save_model(tmp_path_store, name, ARRAYS, META)
+        save_model(tmp_path_store, name, PART)

@@ -7,6 +7,7 @@ import pytest
 from ckn_scale.errors import CorruptData, InputError, RunMismatch, UnsupportedStore
 from ckn_scale.storage.records import encode_record
 from ckn_scale.storage.run_folder import RunFolder, is_run
+from ckn_scale.storage.run_records import Generation
 from ckn_scale.storage.store import Store
 
 SETTINGS = {"encode": {"max_keypoints": 800, "layers": ((3, 64), (2, 256))}, "seed": 0}
@@ -52,7 +53,7 @@ def test_open_refuses_a_damaged_run_record(run, store, damage):
 
 def test_open_refuses_another_format(tmp_path):
     Store(tmp_path).write_new("run.json", encode_record({"format": 99, "settings": {}}))
-    with pytest.raises(RunMismatch, match="run format 99, this version of ckn_scale reads 2"):
+    with pytest.raises(RunMismatch, match="run format 99, this version of ckn_scale reads 3"):
         RunFolder.open(str(tmp_path))
 
 
@@ -64,8 +65,7 @@ def test_create_refuses_memory():
 def test_paths_are_those_of_the_design(tmp_path):
     run = RunFolder.create(str(tmp_path), {})
     assert run.data_path("vectors", 12, "ab") == "vectors/00012-ab.parquet"
-    assert run.data_path("index", 123456, "ab", "faiss") == "index/123456-ab.faiss"
-    assert run.images_path(1, "ab", 3) == "images/000001-ab/00003.parquet"
+    assert run.queries_path("ab") == "queries/ab.json"
     assert run.index_folder("7", "ab") == "index/7-ab"
     assert run.commits("encode").path(12, 1) == "commits/encode/00012.1.json"
     assert [log.path(7) for log in (run.plan, run.models, run.versions)] == [
@@ -77,8 +77,8 @@ def test_paths_are_those_of_the_design(tmp_path):
 
 def test_run_pickles(run):
     copy = pickle.loads(pickle.dumps(run))
-    copy.plan.append({"n": 1})
-    assert run.plan.latest()[0] == 1
+    copy.models.append(Generation(0, {}))
+    assert run.models.latest() == Generation(1, {})
 
 
 def test_nonce_is_seen_by_another_opening(run):

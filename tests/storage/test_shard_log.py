@@ -12,12 +12,13 @@ from ckn_scale import schemas
 from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import encode_record, new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, encode_table, read_table, write_table
+from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile, encode_table, read_table
 
 
 def make_commit(shard_id: int = 0, **changes) -> Commit:
-    files = {"vectors": DataFile(f"vectors/{shard_id:05d}-ab.parquet", "00", 3, 9)}
+    files = {"vectors": StoredFile(f"vectors/{shard_id:05d}-ab.parquet", "00", 9, 3)}
     base = Commit(
         "encode", shard_id, 1, new_attempt(), "fp", files, {"ok": 3}, {"host": "h", "pid": 1}, 1.5, 2.5
     )
@@ -154,7 +155,7 @@ def test_what_others_commit_meanwhile_is_seen(run):
 def _commit_shard(url: str) -> bool:
     run = RunFolder.open(url)
     attempt = new_attempt()
-    file = write_table(run, "vectors", 0, attempt, make_table())
+    file = run.write_table("vectors", 0, attempt, make_table())
     return run.commits("encode").commit(make_commit(0, attempt=attempt, files={"vectors": file}))[1]
 
 
@@ -167,7 +168,7 @@ def test_spawned_processes_commit_a_shard_once(run):
 
 
 def test_write_table_then_read_table(run):
-    file = write_table(run, "vectors", 12, "ab", make_table())
+    file = run.write_table("vectors", 12, "ab", make_table())
     assert file.path == "vectors/00012-ab.parquet"
     assert (file.rows, file.size_bytes) == (3, run.store.size(file.path))
     table = read_table(run.store, file)
@@ -177,7 +178,7 @@ def test_write_table_then_read_table(run):
 
 
 def test_write_table_without_rows(run):
-    file = write_table(run, "vectors", 0, "ab", make_table(0))
+    file = run.write_table("vectors", 0, "ab", make_table(0))
     assert read_table(run.store, file).num_rows == 0
 
 
@@ -189,20 +190,20 @@ def test_encode_table_is_deterministic_whatever_the_chunks():
 
 def test_read_table_of_a_gone_file_is_damage(run):
     with pytest.raises(CorruptData, match=r"vectors/1\.parquet is gone, though a record names it"):
-        read_table(run.store, DataFile("vectors/1.parquet", "0", 1, 1))
+        read_table(run.store, StoredFile("vectors/1.parquet", "0", 1, 1))
 
 
 @pytest.mark.parametrize(
     "alter", [lambda d: d[:-1], lambda d: d[:50] + bytes([d[50] ^ 1]) + d[51:], lambda d: b""]
 )
 def test_read_table_recognises_damaged_bytes(run, damage, alter):
-    file = write_table(run, "vectors", 1, "ab", make_table())
+    file = run.write_table("vectors", 1, "ab", make_table())
     damage(file.path, alter(run.store.read(file.path)))
     with pytest.raises(CorruptData, match="sha256"):
         read_table(run.store, file)
 
 
 def test_read_table_recognises_a_wrong_row_count(run):
-    file = write_table(run, "vectors", 1, "ab", make_table())
+    file = run.write_table("vectors", 1, "ab", make_table())
     with pytest.raises(CorruptData, match="has 3 rows, 4 were recorded"):
         read_table(run.store, replace(file, rows=4))

@@ -160,7 +160,7 @@ def test_half_precision_is_refused_for_a_narrow_kernel(ckns, patches):
 
 
 def test_arrays_round_trip(ckn, patches):
-    again = Ckn.from_arrays(*ckn.to_arrays())
+    again = Ckn.from_part(ckn.to_part())
     assert np.array_equal(encode_patches(again, patches[:4]), encode_patches(ckn, patches[:4]))
 
 

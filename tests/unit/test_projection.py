@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.core import pca
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.specs import ProjectionSpec
 
@@ -98,11 +99,11 @@ def test_large_matrices_are_decomposed_iteratively(monkeypatch):
 
 def test_arrays_round_trip(rows):
     projection = fit_projection(rows, ProjectionSpec(dim=4))
-    arrays, meta = projection.to_arrays()
-    again = Projection.from_arrays(arrays, json.loads(json.dumps(meta)))
+    arrays, meta = projection.to_part()
+    again = Projection.from_part(ModelPart(arrays, json.loads(json.dumps(meta))))
     assert np.array_equal(again.apply(rows), projection.apply(rows))
     with pytest.raises(ValueError, match=r"\(4, 12\) needs matrix and offset"):
-        Projection.from_arrays({**arrays, "offset": arrays["offset"][1:]}, meta)
+        Projection.from_part(ModelPart({**arrays, "offset": arrays["offset"][1:]}, meta))
 
 
 @pytest.mark.parametrize(

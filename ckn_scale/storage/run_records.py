@@ -1,0 +1,175 @@
+"""The numbered records of a run as types: the plan, its background, arithmetic, models and versions.
+
+Each is written once, by `to_body`, and read by `from_body`; nobody else knows the form of a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckn_scale.storage.stored_files import StoredFile
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """Where planned images came from; `sha256` is equal for relative and absolute paths, in any order."""
+
+    urls: tuple[str, ...]  # the first ones
+    count: int
+    sha256: str
+    file: str  # size and etag of a list, tar or table; empty for others
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> PlanSource:
+        return cls(tuple(body["urls"]), body["count"], body["sha256"], body["file"])
+
+    def __str__(self) -> str:
+        more = self.count - len(self.urls)
+        return ", ".join(self.urls) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """plan/000001.json: one frozen list of images."""
+
+    number: int
+    first_id: int
+    num_images: int
+    first_shard: int
+    images_per_shard: int
+    files: tuple[StoredFile, ...]
+    sample: StoredFile
+    queries: StoredFile  # images outside the sample to ask for when a version is certified
+    source: PlanSource
+    replaced: tuple[int, ...]  # ids of earlier segments whose content changed
+    columns: Mapping[str, str]  # kept columns of the run as of this segment, with their types
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_images // self.images_per_shard)
+
+    @property
+    def next_id(self) -> int:
+        return self.first_id + self.num_images
+
+    @property
+    def next_shard(self) -> int:
+        return self.first_shard + self.num_shards
+
+    def ids_of_shard(self, shard_id: int) -> tuple[int, int]:
+        """The first image id of one of its shards, and the one after the last."""
+        first = (shard_id - self.first_shard) * self.images_per_shard
+        end = min(first + self.images_per_shard, self.num_images)
+        return self.first_id + first, self.first_id + end
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Segment:
+        return cls(
+            number=number,
+            first_id=body["first_id"],
+            num_images=body["num_images"],
+            first_shard=body["first_shard"],
+            images_per_shard=body["images_per_shard"],
+            files=tuple(StoredFile(**file) for file in body["files"]),
+            sample=StoredFile(**body["sample"]),
+            queries=StoredFile(**body["queries"]),
+            source=PlanSource.from_body(body["source"]),
+            replaced=tuple(body["replaced"]),
+            columns=dict(body["columns"]),
+        )
+
+    def to_body(self) -> dict[str, Any]:
+        return {**_body(self), "columns": list(self.columns.items())}  # pairs: JSON sorts keys
+
+
+@dataclass(frozen=True)
+class Background:
+    """background/000001.json: photographs that are not indexed, from which the reduction is learned."""
+
+    number: int
+    source: PlanSource
+    num_images: int  # that were listed; at most `reduction.num_images` of them are used
+    images: StoredFile
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Background:
+        source, images = PlanSource.from_body(body["source"]), StoredFile(**body["images"])
+        return cls(number, source, body["num_images"], images)
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """numerics/000001.json: the arithmetic that a run is computed with, or that it may be mixed."""
+
+    number: int
+    host: str
+    arithmetic: Mapping[str, str] | None  # of the first worker that computed
+    mix: bool = False
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Numerics:
+        return cls(number, body["host"], body.get("arithmetic"), bool(body.get("mix")))
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """models/000001.json: every model of a run at once."""
+
+    number: int
+    models: Mapping[str, StoredFile]  # by name
+    taken_from: str | None = None  # the run that learned them, where it was another one
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Generation:
+        models = {name: StoredFile(**file) for name, file in body["models"].items()}
+        return cls(number, models, body.get("taken_from"))
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
+
+
+@dataclass(frozen=True)
+class Version:
+    """index/000001.json: a published index."""
+
+    number: int
+    build: str
+    manifest: StoredFile
+    rows: int
+    segments: int  # of the plan that it holds
+    generation: int  # of the models
+    states: Mapping[str, int]  # images of the run by state
+    failures: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Version:
+        return cls(
+            number=number,
+            build=body["build"],
+            manifest=StoredFile(**body["manifest"]),
+            rows=body["rows"],
+            segments=body["segments"],
+            generation=body["generation"],
+            states=body["states"],
+            failures=body["failures"],
+            certificate=body["certificate"],
+        )
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
+
+
+def _body(record: Any) -> dict[str, Any]:
+    """The fields of a record but its number, which is its name."""
+    body = asdict(record)
+    del body["number"]
+    return body
