@@ -112,7 +112,7 @@ def background_photos(folder: Path) -> Path:
 def finish_with_background(reference: Path, background: Path, target: Path) -> Any:
     """The reference run as if it had a background: learned again from there on, and encoded."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.pipeline import open_driver, sample, train
+    from ckn_scale.pipeline import open_driver, train
     from ckn_scale.steps.encode_images import EncodeImages
     from ckn_scale.steps.plan_images import record_background
     from ckn_scale.storage.run_folder import RunFolder
@@ -126,7 +126,6 @@ def finish_with_background(reference: Path, background: Path, target: Path) -> A
     run, settings = RunFolder.open(str(target)), load_settings("tiny", None, OVERRIDES)
     record_background(run, settings, str(background))
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver)  # again, if a test of the reference has let its sample go
         train(driver)
         driver.run_step(EncodeImages(driver.run))
     return run

@@ -11,20 +11,18 @@ from photo_runs import background_photos, finish_with_background, read_commits
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.pipeline import build, index_images, open_driver, sample, train
+from ckn_scale.pipeline import build, index_images, open_driver, train
 from ckn_scale.schemas import read_codes
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import (
     plan_with_background,
-    read_background,
-    read_background_images,
     record_background,
 )
 from ckn_scale.steps.record_models import load_trained
 from ckn_scale.storage.index_files import read_manifest
-from ckn_scale.storage.plans import read_segments
+from ckn_scale.storage.plans import read_images, read_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.stored_files import read_table
 
@@ -51,7 +49,6 @@ def many_photos(photos, others, tmp_path_factory):
 def encode_here(folder, url, settings, **options):
     run = plan_with_background(str(url), settings, str(folder), **options)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver)
         train(driver)
         driver.run_step(EncodeImages(driver.run))
         built = build(driver)
@@ -80,7 +77,6 @@ def test_a_handful_of_images_is_kept_as_it_is(photos, tmp_path):
     few = [str(photos / f"{name}.jpg") for name in ("astronaut", "camera", "coffee")]
     run = plan_with_background(str(tmp_path / "run"), settings_of(), few)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver)
         train(driver)
     assert reduction_of(run) == {"method": "none"}
     assert read_commits(run.url, "sample_vlads") == {}
@@ -91,7 +87,7 @@ def test_a_medium_collection_loses_a_direction_and_is_found_by_its_signs(many_ph
     facts = reduction_of(run)
     assert (facts["num_directions"], facts["num_images"], facts["background"]) == (1, 32, False)
     manifest = write_build_manifest(built)
-    assert read_manifest(run.store, manifest.path, manifest.sha256).kind == "signs"
+    assert read_manifest(run.store, manifest).kind == "signs"
 
 
 def test_pca_is_learned_on_as_many_images_as_asked_for_and_stored_in_half_precision(many_photos, tmp_path):
@@ -105,7 +101,7 @@ def test_pca_is_learned_on_as_many_images_as_asked_for_and_stored_in_half_precis
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
     assert isinstance(built, BuildIndex)
     manifest = write_build_manifest(built)
-    assert read_manifest(run.store, manifest.path, manifest.sha256).kind == "exact"
+    assert read_manifest(run.store, manifest).kind == "exact"
 
 
 def test_pca_of_too_few_images_is_refused_and_nothing_is_written(photos, others, tmp_path):
@@ -133,8 +129,8 @@ def test_a_background_is_learned_from_and_not_indexed(reference, others, tmp_pat
 def test_another_background_or_a_late_one_is_refused(reference, photos, others, tmp_path):
     settings = settings_of()
     run = plan_with_background(str(tmp_path / "run"), settings, str(photos), background=[str(others)])
-    background = read_background(run)
-    assert len(read_background_images(run, background)) == background.num_images == 24
+    background = run.background.latest()
+    assert len(read_images(run, background.images)) == background.num_images == 24
     record_background(run, settings, str(others))
     with pytest.raises(RunMismatch, match=r"is .*others.*, not .*photos.*: leave --background out"):
         record_background(run, settings, str(photos))
@@ -150,9 +146,9 @@ def test_another_background_or_a_late_one_is_refused(reference, photos, others, 
 def test_a_run_may_be_the_background(reference, others, tmp_path):
     settings = settings_of("reduction.num_images=10")
     run = plan_with_background(str(tmp_path / "run"), settings, str(others), background=str(reference))
-    background = read_background(run)
+    background = run.background.latest()
     assert background.num_images == 22
-    assert len(read_background_images(run, background)) == 10
+    assert len(read_images(run, background.images)) == 10
 
 
 def test_a_background_that_is_not_there_is_refused_before_anything_is_written(photos, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.augmentations import encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.pipeline import open_driver, sample, train
+from ckn_scale.pipeline import open_driver, train
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.train_layers import SearchRates, read_rate
@@ -37,7 +37,6 @@ def test_rates_are_searched_for_sgd_alone(folder, tmp_path, solver):
     settings = parse_settings({**tree, "channels": tree["channels"][:1]})
     run = plan_images(str(tmp_path / "run"), settings, folder)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver)
         train(driver)
     step = SearchRates(run, 1)
     commits = step.log.committed()

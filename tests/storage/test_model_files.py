@@ -67,19 +67,19 @@ def test_load_model_refuses_every_flipped_byte(tmp_path_store):
     for position in range(0, len(data), 7):
         flipped = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         tmp_path_store.local_path(file.path).write_bytes(flipped)
-        with pytest.raises(CorruptData, match="ckn-.* is damaged"):
+        with pytest.raises(CorruptData, match=r"ckn-.* is damaged"):
             load_model(tmp_path_store, "ckn", file)
 
 
 def test_load_model_refuses_a_truncated_file(store, damage):
     file = save_model(store, "ckn", PART)
     damage(file.path, store.read(file.path)[:100])
-    with pytest.raises(CorruptData, match="ckn-.* is damaged"):
+    with pytest.raises(CorruptData, match=r"ckn-.* is damaged"):
         load_model(store, "ckn", file)
 
 
 def test_load_model_of_a_gone_file(store):
-    with pytest.raises(CorruptData, match="ckn-0.safetensors is gone"):
+    with pytest.raises(CorruptData, match=r"ckn-0\.safetensors is gone"):
         load_model(store, "ckn", StoredFile("models/ckn-0.safetensors", "0", 1))
 
 
