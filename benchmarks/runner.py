@@ -40,8 +40,9 @@ from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.pipeline import open_driver, sample, train
+from ckn_scale.pipeline import sample, train
 from ckn_scale.prepare_images import read_planned
+from ckn_scale.runners.driver import open_driver
 from ckn_scale.steps.encode_images import (
     EncodedRow,
     EncodeImages,

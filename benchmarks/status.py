@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ckn_scale.config import load_settings
-from ckn_scale.steps.name_build import ENCODED
+from ckn_scale.storage.builds import ENCODED
 from ckn_scale.storage.records import encode_record, new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Generation, PlanSource, Segment

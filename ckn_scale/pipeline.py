@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ckn_scale.config import Resources, Settings, parse_settings
 from ckn_scale.errors import CorruptData, RunFailed
 from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driver
-from ckn_scale.runners.step import Step, allow_mix
-from ckn_scale.runs.collect_garbage import remove_samples
+from ckn_scale.step import Step, allow_mix
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
@@ -27,6 +26,7 @@ from ckn_scale.steps.publish import (
     is_current,
     publish_version,
     read_candidate,
+    remove_samples,
     require_few_failures,
 )
 from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models

@@ -22,7 +22,7 @@ from ckn_scale.core.images import decoding_bytes
 from ckn_scale.errors import ImageRejected, TransientStoreError
 from ckn_scale.failpoints import hit_image_failpoint
 from ckn_scale.processes import KillableChild, prepare_killably
-from ckn_scale.runners.step import WorkerSettings
+from ckn_scale.step import WorkerSettings
 from ckn_scale.storage.http_images import HttpImages, HttpPolicy
 from ckn_scale.storage.image_sources import read_image
 from ckn_scale.storage.plans import PlannedImage

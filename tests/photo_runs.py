@@ -112,7 +112,8 @@ def background_photos(folder: Path) -> Path:
 def finish_with_background(reference: Path, background: Path, target: Path) -> Any:
     """The reference run as if it had a background: learned again from there on, and encoded."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.pipeline import open_driver, train
+    from ckn_scale.pipeline import train
+    from ckn_scale.runners.driver import open_driver
     from ckn_scale.steps.encode_images import EncodeImages
     from ckn_scale.steps.plan_images import record_background
     from ckn_scale.storage.run_folder import RunFolder

@@ -33,7 +33,7 @@ from ckn_scale.cli.options import (
 
 if TYPE_CHECKING:
     from ckn_scale.config import Settings
-    from ckn_scale.pipeline import Driver
+    from ckn_scale.runners.driver import Driver
 
 
 def index(
@@ -224,7 +224,7 @@ def _open_driver(run: str, workers: int, ray: str | None, quiet: bool) -> Iterat
     announce(f"opening {run}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources, parse_settings
-    from ckn_scale.pipeline import open_driver
+    from ckn_scale.runners.driver import open_driver
     from ckn_scale.storage.run_folder import RunFolder
 
     opened = RunFolder.open(run)

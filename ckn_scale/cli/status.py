@@ -116,7 +116,7 @@ def failures(
 def _retry_failures(run: str, reason: str | None, workers: int, ray: str | None, quiet: bool) -> None:
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
-    from ckn_scale.pipeline import open_driver
+    from ckn_scale.runners.driver import open_driver
     from ckn_scale.runs.status import shards_with_failures
     from ckn_scale.steps.encode_images import EncodeImages
     from ckn_scale.storage.run_folder import RunFolder
@@ -144,7 +144,8 @@ def gc(
     ckn-scale gc run/ --dry-run
     ckn-scale gc run/ --samples
     """
-    from ckn_scale.runs.collect_garbage import find_garbage, remove_files
+    from ckn_scale.runs.collect_garbage import find_garbage
+    from ckn_scale.steps.publish import remove_files
     from ckn_scale.storage.run_folder import RunFolder
 
     opened = RunFolder.open(run)

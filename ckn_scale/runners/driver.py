@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CorruptData, InputError, RunFailed, RunMismatch
-from ckn_scale.runners.step import ShardTask, Step, check_fingerprint
 from ckn_scale.runners.worker import Handshake, offer_handshake
+from ckn_scale.step import ShardTask, Step, check_fingerprint
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit, find_size_mismatches
 

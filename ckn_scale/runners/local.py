@@ -15,8 +15,8 @@ from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.processes import SPAWN, exit_with_parent
 from ckn_scale.runners.driver import Outcome
-from ckn_scale.runners.step import ShardTask
 from ckn_scale.runners.worker import Handshake, Worker
+from ckn_scale.step import ShardTask
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
 from ckn_scale.runners.driver import Outcome
-from ckn_scale.runners.step import ShardTask
 from ckn_scale.runners.worker import Handshake, Worker
+from ckn_scale.step import ShardTask
 from ckn_scale.storage.run_folder import RunFolder
 
 SECONDS = [0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]

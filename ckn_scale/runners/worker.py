@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckn_scale.config import Resources
 from ckn_scale.core.numerics import require_device, set_compute_threads
 from ckn_scale.errors import ImageRejected, InputError
-from ckn_scale.runners.step import ShardTask, Step, WorkerSettings, process_shard, redo_shard
+from ckn_scale.step import ShardTask, Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
 from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments

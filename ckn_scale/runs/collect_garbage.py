@@ -10,10 +10,11 @@ import contextlib
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ckn_scale.errors import CorruptData, InputError
-from ckn_scale.steps.build_index import BuildIndex
+from ckn_scale.steps.publish import is_of_sample
+from ckn_scale.storage.builds import BUILT
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import IMAGES_STAGE, QUERY_STAGE, SAMPLE_STAGE, RunFolder
@@ -36,28 +37,12 @@ def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> li
     candidates = [
         path
         for path in run.store.list("")
-        if (path not in named and _is_settled(path, settled)) or (samples and _is_of_sample(path))
+        if (path not in named and _is_settled(path, settled)) or (samples and is_of_sample(path))
     ]
     candidates += run.store.list_temps()
     oldest = time.time() - grace_s
     ages = map_in_threads(run.store.modified_at, candidates)
     return sorted(path for path, at in zip(candidates, ages, strict=True) if at <= oldest)
-
-
-def remove_samples(run: RunFolder) -> None:
-    """What the models were learned from: needed no more once a version with them is published.
-
-    Whoever still learns (another driver, or to mend a damaged model) finds them gone and makes them again.
-    """
-    paths = [path for path in run.store.list("samples") if _is_of_sample(path)]
-    if paths and run.models.latest() is not None:
-        remove_files(run, paths)
-
-
-def remove_files(run: RunFolder, paths: Sequence[str]) -> None:
-    list(map_in_threads(run.store.delete, paths))
-    run.events.write("garbage_removed", files=len(paths))
-    run.events.flush()
 
 
 def _read_records(run: RunFolder) -> tuple[set[str], dict[str, set[int]]]:
@@ -92,15 +77,11 @@ def _standing_commits(run: RunFolder) -> Iterator[Commit]:
         yield from run.commits(log).committed().values()
 
 
-def _is_of_sample(path: str) -> bool:
-    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
-
-
 def _is_settled(path: str, settled: dict[str, set[int]]) -> bool:
     if (match := _PLAN_FILE.fullmatch(path)) is not None:
         return int(match["segment"]) in settled[IMAGES_STAGE]
     if (match := _SHARD_FILE.fullmatch(path)) is not None:
         return int(match["shard"]) in settled.get(match["stage"], set())
     if (match := _INDEX_FILE.fullmatch(path)) is not None:
-        return int(match["shard"]) in settled.get(BuildIndex.name, set())
+        return int(match["shard"]) in settled.get(BUILT, set())
     return False

@@ -26,16 +26,16 @@ from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.pipeline import list_training_steps
 from ckn_scale.processes import SPAWN
-from ckn_scale.runners.step import Step, process_shard
+from ckn_scale.step import Step, process_shard
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.name_build import name_build
 from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
+from ckn_scale.storage.builds import name_build
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.plans import PlannedImage, read_sample, read_segments
 from ckn_scale.storage.run_folder import RunFolder

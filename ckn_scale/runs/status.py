@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.draw_queries import draw_queries
-from ckn_scale.steps.name_build import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
+from ckn_scale.storage.builds import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
 from ckn_scale.storage.plans import PlanReader, count_shards, read_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Segment

@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import RunFailed
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import PLANNED_IMAGES, read_codes
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.name_build import (
+from ckn_scale.steps.record_models import read_generation
+from ckn_scale.storage.builds import (
     BUILT,
     name_shards,
     number_index_shard,
     number_index_shards,
     position_of,
 )
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.augmentations import VIEWS
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
-from ckn_scale.steps.name_build import CERTIFIED, position_of
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
+from ckn_scale.storage.builds import CERTIFIED, position_of
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5

@@ -16,8 +16,8 @@ from typing import Any
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
-from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.steps.plan_images import QUERY_SEED
+from ckn_scale.storage.builds import ENCODED
 from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder

@@ -18,9 +18,9 @@ from ckn_scale.core.pca import BLOCK_ROWS
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.name_build import ENCODED
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.record_models import load_parts, read_generation
+from ckn_scale.storage.builds import ENCODED
 from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
 
 _NOTHING = np.empty(0, np.float32)

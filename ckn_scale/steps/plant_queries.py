@@ -18,13 +18,13 @@ from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.core.images import decode_image
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import planted_queries_schema
 from ckn_scale.search.engine import load_encoder
 from ckn_scale.search.shard import ShardGroup
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
-from ckn_scale.steps.name_build import PLANTED
+from ckn_scale.storage.builds import PLANTED
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.stored_files import StoredFile
 

@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData, RunFailed
 from ckn_scale.failpoints import hit_failpoint
-from ckn_scale.runners.step import check_fingerprint
+from ckn_scale.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.name_build import name_build
 from ckn_scale.steps.record_models import read_generation
+from ckn_scale.storage.builds import name_build
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.plans import count_shards, require_segments
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.records import map_in_threads
+from ckn_scale.storage.run_folder import SAMPLE_STAGE, RunFolder
 from ckn_scale.storage.run_records import Segment, Version
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
@@ -212,3 +213,24 @@ def _explain_refusal(certificate: Mapping[str, Any]) -> str:
         f"below publish.target = {certificate['target']:g}. More keypoints or words raise it, more "
         "publish.num_queries narrow the interval, `--accept` publishes all the same, on record"
     )
+
+
+def remove_samples(run: RunFolder) -> None:
+    """What the models were learned from: needed no more once a version with them is published.
+
+    Whoever still learns (another driver, or to repair a damaged model) finds them gone and draws them again.
+    """
+    paths = [path for path in run.store.list("samples") if is_of_sample(path)]
+    if paths and run.models.latest() is not None:
+        remove_files(run, paths)
+
+
+def is_of_sample(path: str) -> bool:
+    """The list of the sampled images is not: the queries that certify a version are drawn from it."""
+    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
+
+
+def remove_files(run: RunFolder, paths: Sequence[str]) -> None:
+    map_in_threads(run.store.delete, paths)
+    run.events.write("garbage_removed", files=len(paths))
+    run.events.flush()

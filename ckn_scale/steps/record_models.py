@@ -15,7 +15,7 @@ from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.encoder import encoder_metadata
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
-from ckn_scale.runners.step import ShardResult
+from ckn_scale.step import ShardResult
 from ckn_scale.steps.sample_patches import make_preprocessor
 from ckn_scale.storage.models import description_path, load_model, save_model
 from ckn_scale.storage.run_folder import RunFolder

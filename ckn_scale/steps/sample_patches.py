@@ -15,8 +15,8 @@ from ckn_scale.core.encoder import PreparedImage, Preprocessor
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.errors import ImageRejected, RunFailed
 from ckn_scale.prepare_images import prepare_images
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.storage.plans import PlannedImage, read_sample, require_segments, shard_size
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit

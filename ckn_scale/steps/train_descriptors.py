@@ -15,8 +15,8 @@ from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.vlad import fit_codebook
-from ckn_scale.runners.step import ShardResult, WorkerSettings
 from ckn_scale.schemas import float_rows_schema, read_float_rows
+from ckn_scale.step import ShardResult, WorkerSettings
 from ckn_scale.steps.record_models import load_trained, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledPatches
 from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep, ChannelStep

@@ -17,8 +17,8 @@ from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
 from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, draw_subpatches, start_ckn
 from ckn_scale.core.specs import ChannelSpec
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import float_rows_schema, read_float_rows
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.record_models import layer_logs, load_trained, save_result
 from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
 from ckn_scale.storage.run_folder import RunFolder

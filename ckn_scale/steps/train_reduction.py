@@ -16,8 +16,8 @@ from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
 from ckn_scale.prepare_images import prepare_images
-from ckn_scale.runners.step import ShardResult, Step, WorkerSettings
 from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import group_by_patches
 from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledImagesStep

@@ -15,8 +15,8 @@ import numpy as np
 from photo_runs import background_photos, finish_with_background, index_here, make_photos
 
 from ckn_scale import pipeline
-from ckn_scale.runners.step import Step
 from ckn_scale.schemas import read_codes
+from ckn_scale.step import Step
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.stored_files import read_table
 

@@ -15,7 +15,7 @@ import pytest
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.processes import ChildDied, ChildOverdue, KillableChild, prepare_killably
-from ckn_scale.runners.step import WorkerSettings
+from ckn_scale.step import WorkerSettings
 from ckn_scale.storage.plans import PlannedImage
 
 HEADROOM_BYTES = 64 << 20

@@ -21,13 +21,13 @@ from photo_runs import (
     wait_for,
 )
 
+from ckn_scale import step as step_module
 from ckn_scale.config import load_settings
 from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunFailed, RunMismatch
 from ckn_scale.failpoints import SHARD_VARIABLE
-from ckn_scale.runners import step as step_module
-from ckn_scale.runners.step import process_shard, redo_shard
+from ckn_scale.step import process_shard, redo_shard
 from ckn_scale.steps import publish
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import plan_images

@@ -11,7 +11,7 @@ from pathlib import Path
 from photo_runs import assert_conserved, index_here, tiny_options
 from web_hosts import WebHost, dead_url
 
-from ckn_scale.runners.step import WorkerSettings
+from ckn_scale.step import WorkerSettings
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.storage.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ import pytest
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, CorruptData, RunFailed, RunMismatch
 from ckn_scale.runners.driver import Outcome, require_done, run_shards
-from ckn_scale.runners.step import ShardTask
+from ckn_scale.step import ShardTask
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store

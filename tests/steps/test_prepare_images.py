@@ -17,7 +17,7 @@ from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected, TransientStoreError
 from ckn_scale.failpoints import HANG_VARIABLE, KILL_VARIABLE
 from ckn_scale.prepare_images import _work_ahead, prepare_images
-from ckn_scale.runners.step import WorkerSettings
+from ckn_scale.step import WorkerSettings
 from ckn_scale.storage.plans import PlannedImage
 from ckn_scale.storage.store import Store
 

@@ -11,7 +11,8 @@ from photo_runs import background_photos, finish_with_background, read_commits
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.pipeline import build, index_images, open_driver, train
+from ckn_scale.pipeline import build, index_images, train
+from ckn_scale.runners.driver import open_driver
 from ckn_scale.schemas import read_codes
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest

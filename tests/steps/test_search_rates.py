@@ -7,7 +7,8 @@ import pytest
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.augmentations import encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.pipeline import open_driver, train
+from ckn_scale.pipeline import train
+from ckn_scale.runners.driver import open_driver
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.train_layers import SearchRates, read_rate

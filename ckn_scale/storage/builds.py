@@ -13,7 +13,7 @@ import numpy as np
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import RunFailed
-from ckn_scale.storage.plans import count_shards, list_replaced
+from ckn_scale.storage.plans import count_shards, find_segment, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
@@ -60,20 +60,16 @@ def number_index_shard(
     for commit in covered:
         vectors, thumbnails = commit.files["vectors"].sha256, commit.files["thumbnails"].sha256
         content.update(f"{commit.shard_id} {commit.fingerprint} {vectors} {thumbnails}\n".encode())
-    first, _ = ids_of_shard(segments, covered[0].shard_id)
-    _, end = ids_of_shard(segments, covered[-1].shard_id)
+    first, _ = _ids_of_shard(segments, covered[0].shard_id)
+    _, end = _ids_of_shard(segments, covered[-1].shard_id)
     content.update(replaced[slice(*np.searchsorted(replaced, (first, end)))].tobytes())
     return position * _CONTENTS + int.from_bytes(content.digest()[:8], "big") % _CONTENTS
+
+
+def _ids_of_shard(segments: Sequence[Segment], shard_id: int) -> tuple[int, int]:
+    return find_segment(segments, shard_id).ids_of_shard(shard_id)
 
 
 def position_of(number: int) -> int:
     """Where an index shard stands among those of its build."""
     return number // _CONTENTS
-
-
-def ids_of_shard(segments: Sequence[Segment], shard_id: int) -> tuple[int, int]:
-    """The first image id of a shard, and the one after its last."""
-    segment = next(one for one in reversed(segments) if one.first_shard <= shard_id)
-    first = (shard_id - segment.first_shard) * segment.images_per_shard
-    end = min(first + segment.images_per_shard, segment.num_images)
-    return segment.first_id + first, segment.first_id + end
