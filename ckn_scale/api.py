@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 from ckn_scale.config import parse_resources
 from ckn_scale.errors import InputError
-from ckn_scale.pipeline import IndexReport, index_images
-from ckn_scale.runners.devices import resolve_settings
+from ckn_scale.pipeline import IndexReport, index_images, resolve_settings
 from ckn_scale.runners.driver import ProgressHook
 
 PathLike: TypeAlias = "str | os.PathLike[str]"

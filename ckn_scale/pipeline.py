@@ -10,8 +10,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckn_scale.config import Resources, Settings, parse_settings
-from ckn_scale.errors import CorruptData, RunFailed
+from ckn_scale.config import Resources, Settings, load_settings, parse_settings
+from ckn_scale.errors import CorruptData, InputError, RunFailed
+from ckn_scale.runners.devices import find_device
 from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driver
 from ckn_scale.step import Step, allow_mix
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
@@ -29,7 +30,7 @@ from ckn_scale.steps.publish import (
     remove_samples,
     require_few_failures,
 )
-from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models
+from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models, settings_for_models
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
@@ -99,6 +100,34 @@ def index_images(
             train(driver)
             version = publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
     return summarise(driver, version)
+
+
+def resolve_settings(
+    run_url: str,
+    preset: str = "compact",
+    config: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    device: str = "auto",
+    ray: str | None = None,
+    models: str | None = None,
+) -> Settings:
+    """The settings a run is planned with: as named, with what `models` were made with, on a resolved device.
+
+    `auto` is what a preset, file or override names; else the device of the run, where it was begun; else
+    cuda where torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise.
+    """
+    if device == "auto":
+        settings = load_settings(preset, config, overrides, choose_device=lambda: find_device(run_url, ray))
+    else:
+        settings = load_settings(preset, config, [*overrides, f"numerics.device={device}"])
+    settled = settings_for_models(settings, models)
+    if device not in ("auto", settled.numerics.device):
+        raise InputError(
+            f"--device {device}, but the models of {models} were learned on {settled.numerics.device}: "
+            "descriptors are compared within one kind of device; leave --device out, or learn models there"
+        )
+    return settled
 
 
 def sample(driver: Driver) -> None:

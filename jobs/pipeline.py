@@ -15,8 +15,7 @@ import sys
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError
-from ckn_scale.pipeline import index_images
-from ckn_scale.runners.devices import resolve_settings
+from ckn_scale.pipeline import index_images, resolve_settings
 from ckn_scale.runners.driver import Progress
 
 

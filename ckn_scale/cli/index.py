@@ -71,8 +71,7 @@ def index(
     announce(f"listing {images}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources
-    from ckn_scale.pipeline import index_images
-    from ckn_scale.runners.devices import resolve_settings
+    from ckn_scale.pipeline import index_images, resolve_settings
 
     settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
     report = index_images(
@@ -113,7 +112,7 @@ def plan(
     """
     announce(f"listing {images}")
     from ckn_scale.errors import RunFailed
-    from ckn_scale.runners.devices import resolve_settings
+    from ckn_scale.pipeline import resolve_settings
     from ckn_scale.runs.estimate import estimate_run
     from ckn_scale.steps.plan_images import plan_with_background
     from ckn_scale.steps.record_models import adopt_models

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ckn_scale.config import parse_settings
 from ckn_scale.errors import RunFailed
 from ckn_scale.storage.plans import count_shards, find_segment, list_replaced
 from ckn_scale.storage.run_folder import RunFolder
@@ -40,7 +39,7 @@ def number_index_shards(
     missing = sum(shard_id not in encoded for shard_id in range(total))
     if missing:
         raise RunFailed(f"{run.url}: {missing} of {total} shards are not encoded yet")
-    size = parse_settings(run.settings).index.shards_per_index_shard
+    size = int(run.settings["index"]["shards_per_index_shard"])
     return [
         number_index_shard(
             first // size,

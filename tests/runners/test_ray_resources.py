@@ -12,7 +12,7 @@ from ray_nodes import RayNodes
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import InputError
-from ckn_scale.runners.devices import resolve_settings
+from ckn_scale.pipeline import resolve_settings
 from ckn_scale.runners.ray_actors import count_needs, count_room
 
 NODES = [
