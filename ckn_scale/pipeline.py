@@ -213,7 +213,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     if current is not None:
         return current
     manifest = write_build_manifest(built)
-    draw = write_draw(run, draw_queries(run, candidate.segments, candidate.current))
+    drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current)
+    draw = write_draw(run, drawn)
     driver.run_step(PlantQueries(run, manifest, draw))
     certified = driver.run_step(CertifyIndex(run, manifest, draw))
     return publish_version(run, candidate, manifest, make_certificate(certified), accept=accept)

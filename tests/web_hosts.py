@@ -7,6 +7,7 @@
 /cut               a body that ends early
 /silent            never an answer
 /together/8        answered once eight such requests are under way, with 503 when they do not come
+/apart/9           the other way round: refused when nine are under way, answered when they do not come soon
 """
 
 from __future__ import annotations
@@ -135,6 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, b"alone")
         else:
             self._answer_image()
+
+    def _answer_apart(self, parties: str, *_: str) -> None:
+        try:
+            self.server.host.barrier(int(parties)).wait(timeout=0.2)  # less than a client waits
+        except threading.BrokenBarrierError:
+            self._answer_image()
+        else:
+            self._answer(403, b"a crowd")
 
     def log_message(self, *_: object) -> None:
         pass

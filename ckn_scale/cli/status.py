@@ -50,6 +50,18 @@ def status(run: Run, as_json: AsJson = False) -> None:
         f"(at least {certificate['lower']:.3f}, target {certificate['target']:g}); "
         f"{certificate['asked']} asked for this version, {certificate['taken_over']} taken over"
     )
+    if certificate.get("everywhere", certificate["queries"]) < certificate["queries"]:
+        print(_describe_coverage(certificate))
+
+
+def _describe_coverage(certificate: dict[str, Any]) -> str:
+    """That some queries were asked of part of the index only, as those of appended images are."""
+    others = certificate["queries"] - certificate["everywhere"]
+    return (
+        f"{certificate['everywhere']} of the queries were asked of all {certificate['rows']} rows of the "
+        f"index ({certificate['everywhere_first']} came back first), {others} of a part, at least "
+        f"{certificate['fewest_rows']} rows: an image of the rest may stand before their originals"
+    )
 
 
 def _compare_estimate(summary: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ _RESIDUAL, _RESIDUAL_OF_LARGEST = 1e-3, 1e-5
 _EXACT_SIZE = 512  # a larger matrix, of which a quarter or less is wanted, is decomposed iteratively
 _MAX_ROUNDS = 2000
 _ROWS_PER_TILE = 1024
+_DIRECTIONS_PER_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,21 @@ def _centre(cosines: Tensor, weight: Tensor) -> Tensor:
 def _combine_rows(
     columns: Sequence[np.ndarray], weight: Tensor, mixing: Tensor, inverse: Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Σ wᵢ uᵢ (D,) and Σ mᵢ (uᵢ − mean) (k, D) at unit length, of rows u at unit length."""
-    both = torch.cat([weight[:, None], mixing], dim=1) * inverse[:, None]
-    sums = [torch.from_numpy(np.ascontiguousarray(block, np.float32)).T @ both.float() for block in columns]
-    whole = torch.cat(sums).double()  # (D, 1 + k)
-    mean = whole[:, 0]
-    directions = (whole[:, 1:] - mean[:, None] * mixing.sum(dim=0)).T
+    """Σ wᵢ uᵢ (D,) and Σ mᵢ (uᵢ − mean) (k, D) at unit length, of rows u at unit length.
+
+    k × D numbers are most of what a fit to many directions takes: they are held in float32 and once in
+    float64, never more (`steps/estimate.py` tells it before).
+    """
+    both = (torch.cat([weight[:, None], mixing], dim=1) * inverse[:, None]).float()
+    sums = [torch.from_numpy(np.ascontiguousarray(block, np.float32)).T @ both for block in columns]
+    mean = torch.cat([part[:, 0] for part in sums]).double()
+    by_number, shift = torch.empty(len(mean), mixing.shape[1], dtype=torch.float64), mixing.sum(dim=0)
+    start = 0
+    while sums:
+        part = sums.pop(0).double()  # (d, 1 + k)
+        by_number[start : start + len(part)] = part[:, 1:] - part[:, :1] * shift
+        start += len(part)
+    directions = by_number.T
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
     return mean.numpy(), fix_signs(directions).float().numpy()
 
@@ -170,9 +180,11 @@ def _iterate_subspace(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def fix_signs(directions: Tensor) -> Tensor:
-    """The largest entry of each direction is positive: an eigenvector's sign is otherwise arbitrary."""
-    largest = directions.abs().argmax(dim=1, keepdim=True)
-    return directions * directions.gather(1, largest).sign()
+    """Turned in place so that the largest entry of each is positive: a sign is otherwise arbitrary."""
+    for tile in directions.split(_DIRECTIONS_PER_TILE):
+        largest = tile.abs().argmax(dim=1, keepdim=True)
+        tile *= tile.gather(1, largest).sign()
+    return directions
 
 
 BLOCK_ROWS = 16

@@ -3,7 +3,8 @@
 Two small runs of a few sampled images go through the real steps, in a process of its own. What a step
 takes grows in a line with the rows it works on (images, patches, sub-patches), so two runs give the
 line, and the full run lies on it: `list_sizes` says how many rows each step has, and is all there is to
-know. The reduction alone does not grow that way: its memory and time are worked out from its sizes.
+know. Two do not grow that way: the reduction's time and memory are worked out from its sizes, and SGD takes
+steps of one length, however many sub-patches there are: one is timed, and `count_sgd_steps` counts them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ckn_scale.config import Resources, Settings, parse_settings
+from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.ckn_sgd import PairProblem, draw_pairs, measure_error, take_step
+from ckn_scale.core.ckn_training import add_layer
 from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
+from ckn_scale.core.specs import CknTrainingSpec
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.pipeline import list_training_steps
 from ckn_scale.processes import SPAWN
@@ -35,7 +42,8 @@ from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
-from ckn_scale.storage.builds import name_build
+from ckn_scale.steps.train_layers import SearchRates, TrainLayer
+from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.plans import PlannedImage, read_sample, read_segments
 from ckn_scale.storage.run_folder import RunFolder
@@ -43,7 +51,7 @@ from ckn_scale.storage.run_folder import RunFolder
 NUM_IMAGES = (8, 16)  # of the two small runs: enough for the reduction to be learned
 PATCHES_PER_IMAGE = 200  # that the small runs learn from
 SUBPATCHES_PER_PATCH = 10
-SGD_ITERATIONS_PER_IMAGE = 100
+SGD_TIMED_S = 0.5  # for which steps are taken, per layer
 EIGEN_ROUNDS = 30  # of the subspace iteration
 SAMPLE_STEPS = (
     "sample_patches",
@@ -132,6 +140,8 @@ def _estimate(
     num_patches = num_sampled * min(per_image, found)
     full = list_sizes(settings, num_sampled, num_images, num_patches, num_background)
     steps = {name: _extrapolate(name, runs, size) for name, size in full.items()}
+    for name, cost in _sgd_s(settings.training, steps["search_rates"].seconds, runs[-1].sgd_step_s).items():
+        steps[name] = StepCost(cost, steps[name].stored_bytes)
     fitted, dim = int(full["sample_vlads"].work), runs[-1].vlad_dim
     directions = settings.reduction.dim
     if settings.reduction.method == "flatten":
@@ -159,7 +169,6 @@ def list_sizes(
 ) -> dict[str, Size]:
     """The rows that each step works on and stores, by `num_patches` sampled patches."""
     training, channels = settings.training, settings.channels
-    sgd = training.solver == "sgd"
     raw = sum(min(channel.projection.num_descriptors, num_patches) for channel in channels)
     projected = len(channels) * min(settings.vlad.num_descriptors, num_patches)
     queries = min(settings.publish.num_queries, num_images)
@@ -167,12 +176,11 @@ def list_sizes(
     taught_by = num_sampled if num_background is None else num_background
     too_few = spec.method == "flatten" and taught_by < spec.min_images
     fitted = 0 if spec.method == "none" or too_few else min(taught_by, spec.num_images)
-    rates = training.sgd_iterations * training.sgd_rate_candidates if sgd else 0
     return {
         "sample_patches": Size(num_sampled, num_patches),
         "draw_subpatches": Size(min(training.num_patches, num_patches), training.num_subpatches),
-        "search_rates": Size(rates, 0),
-        "train_layer": Size(training.sgd_iterations if sgd else training.num_subpatches, 0),
+        "search_rates": Size(training.num_subpatches if training.solver == "sgd" else 0, 0),
+        "train_layer": Size(training.num_subpatches, 0),
         "describe_patches": Size(raw + projected, raw + projected),
         "train_projection": Size(raw, 0),
         "train_codebook": Size(projected, 0),
@@ -183,6 +191,29 @@ def list_sizes(
         "plant_queries": Size(queries, queries),
         "certify_index": Size(queries * num_images, 0),
     }
+
+
+def count_sgd_steps(training: CknTrainingSpec) -> dict[str, float]:
+    """SGD's steps for one layer of one channel, by pipeline step; none where the closed form is used.
+
+    Rates that diverge are given up early, so searching takes less rather than more.
+    """
+    if training.solver != "sgd":
+        return {}
+    validation = training.sgd_validation_pairs / training.sgd_batch_pairs / 2  # there is no way back
+    tried = training.sgd_validate_every + (training.sgd_validate_every // 100 + 2) * validation
+    blocks = -(-training.sgd_iterations // training.sgd_validate_every)
+    return {
+        "search_rates": training.sgd_rate_candidates * tried,
+        "train_layer": training.sgd_iterations + (blocks + 1) * validation,
+    }
+
+
+def _sgd_s(training: CknTrainingSpec, begin_s: float, step_s: float) -> dict[str, float]:
+    """`begin_s` is what each candidate, and then the layer itself, takes before its first step."""
+    begun = {"search_rates": training.sgd_rate_candidates, "train_layer": 1}
+    steps = count_sgd_steps(training)
+    return {name: begun[name] * begin_s + count * step_s for name, count in steps.items()}
 
 
 def _extrapolate(name: str, runs: Sequence[Rehearsal], size: Size) -> StepCost:
@@ -211,9 +242,14 @@ def _reduction_s(num_images: int, dim: int, directions: int) -> float:
 
 
 def _reduction_bytes(num_images: int, dim: int, directions: int) -> float:
-    """The matrix of all pairs, one block of columns as read and in floats, and the directions."""
-    block = num_images * min(dim, COLUMNS_PER_BLOCK)
-    return 4.0 * (num_images**2 + 2 * block + 2 * dim * directions)
+    """The matrix of all pairs, and beside it either its eigenvectors or what makes directions of them.
+
+    Eigenvectors of all, where many are wanted. Then a block of columns as it is read and in floats, the
+    weights of the images in each direction, and the directions in single and double precision.
+    """
+    pairs, block = num_images**2, num_images * min(dim, COLUMNS_PER_BLOCK)
+    eigen = 36 * pairs if num_images < 4 * directions else 0
+    return 4.0 * pairs + max(eigen, 8 * block + 36 * num_images * directions + 20 * dim * directions)
 
 
 def _measure_flops() -> float:
@@ -232,10 +268,11 @@ def _on_line(x1: float, y1: float, x2: float, y2: float, x: float) -> float:
 
 
 class Rehearsal(NamedTuple):
-    """A small run: its sizes, and what each step took."""
+    """A small run: its sizes, and what each step took; of SGD, one of its steps in all layers."""
 
     num_patches: int
     vlad_dim: int
+    sgd_step_s: float
     sizes: dict[str, Size]
     costs: dict[str, StepCost]
 
@@ -248,20 +285,53 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
         write_segment(run, small, [], refs, {}, [image.uri for image in images], [])
         costs: dict[str, StepCost] = {}
         for step in list_training_steps(run):
+            if isinstance(step, TrainLayer) and small.training.solver == "sgd":
+                step = StandInLayer(run, step.layer)
             _do(step, costs)
         record_generation(run, small)
         _do(EncodeImages(run), costs)
         segments, encoded = read_segments(run), run.commits(EncodeImages.name).committed()
-        build = BuildIndex(run, name_build(run, segments, encoded))
+        numbers = number_index_shards(run, segments, encoded)
+        build = BuildIndex(run, name_shards(numbers))
         _do(build, costs)
         manifest = write_build_manifest(build)
-        draw = write_draw(run, draw_queries(run, segments, None))
+        draw = write_draw(run, draw_queries(run, segments, numbers, None))
         _do(PlantQueries(run, manifest, draw), costs)
         _do(CertifyIndex(run, manifest, draw), costs)
         sampled = run.commits(SamplePatches.name).committed().values()
         num_patches = sum(commit.files[PATCHES].rows for commit in sampled)
-        vlad_dim = EncodeImages(run).encoder.dim
-    return Rehearsal(num_patches, vlad_dim, list_sizes(small, len(images), len(images), num_patches), costs)
+        vlad_dim, sgd_step_s = EncodeImages(run).encoder.dim, _time_sgd_step(run, small)
+    sizes = list_sizes(small, len(images), len(images), num_patches)
+    return Rehearsal(num_patches, vlad_dim, sgd_step_s, sizes, costs)
+
+
+class StandInLayer(TrainLayer):
+    """A layer of the form that SGD gives it, by the closed form: few steps of SGD leave nothing to go on."""
+
+    def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
+        spec, training = self.channel(shard_id).ckn, replace(self.settings.training, solver="nystrom")
+        ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
+        return replace(ckn, layers=(*below.layers, replace(ckn.layers[-1], factor=None)))
+
+
+def _time_sgd_step(run: RunFolder, small: Settings) -> float:
+    """CPU seconds of one step in every layer of every channel together."""
+    total = 0.0
+    for step in list_training_steps(run):
+        if isinstance(step, SearchRates) and small.training.solver == "sgd":
+            total += sum(_time_steps(*step.pose(one), small.training) for one in step.drawn.positions())
+    return total
+
+
+def _time_steps(problem: PairProblem, filters: Tensor, training: CknTrainingSpec) -> float:
+    pairs = draw_pairs(problem.rows, training.sgd_batch_pairs, torch.Generator().manual_seed(0))
+    take_step(problem, filters, next(pairs), 0.0)
+    begun, count = time.process_time(), 0
+    while time.process_time() - begun < SGD_TIMED_S:
+        filters = take_step(problem, filters, next(pairs), 0.0)  # at rate 0: nothing diverges
+        count += 1
+    measure_error(problem, filters)  # a GPU is done only when somebody looks
+    return (time.process_time() - begun) / count
 
 
 def _shrink(settings: Settings, patches_per_image: int) -> Callable[[int], Settings]:
@@ -273,7 +343,7 @@ def _shrink(settings: Settings, patches_per_image: int) -> Callable[[int], Setti
         training = tree["training"]
         _limit(tree["sample"], num_patches=patches)
         _limit(training, num_patches=patches, num_subpatches=SUBPATCHES_PER_PATCH * patches)
-        _limit(training, sgd_iterations=SGD_ITERATIONS_PER_IMAGE * num_images, sgd_rate_candidates=2)
+        _limit(training, sgd_validate_every=1, sgd_rate_candidates=1, sgd_validation_pairs=1000)
         _limit(tree["vlad"], num_descriptors=patches)
         for channel in tree["channels"]:
             _limit(channel["projection"], num_descriptors=patches)

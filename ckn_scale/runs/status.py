@@ -92,18 +92,18 @@ def _list_steps(
         return
     numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILT).committed()
     yield _summarise_step(BUILT, [built[one] for one in numbers if one in built], len(numbers))
-    draw = _name_draw(run, segments, name_shards(numbers))
+    draw = _name_draw(run, segments, numbers)
     for kind in (PLANTED, CERTIFIED):
         done = run.commits(f"{kind}-{draw}").committed()
         yield _summarise_step(f"{kind}-{draw}", done.values(), len(done))
 
 
-def _name_draw(run: RunFolder, segments: Sequence[Segment], build: str) -> str:
+def _name_draw(run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int]) -> str:
     """Of the queries that the current version was asked, or that the next one will be."""
     latest = run.versions.latest()
-    if latest is not None and latest.build == build:
+    if latest is not None and latest.build == name_shards(numbers):
         return str(latest.certificate["draw"])
-    return draw_queries(run, segments, latest).name
+    return draw_queries(run, segments, numbers, latest).name
 
 
 def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:

@@ -1,17 +1,18 @@
-"""Certify: planted queries through the whole index, one of its shards at a time. The gate of a version.
+"""Certify: planted queries through the index, one of its shards at a time. The gate of a version.
 
 A query counts when its original comes back first. Collections hold copies, and of two copies the one
 that was blurred like the query is the better answer: images that are far more like the original than
 the collection at large is may stand before it. What stands before an original adds up over the index
-shards; queries that were asked of a shard before are not asked of it again.
+shards. The first version's queries go through all of them. After an append all queries go through what is
+new, and the new ones through a few older shards; the certificate says how many rows that leaves unasked.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -51,14 +52,14 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class CertifyIndex(Step):
-    """One shard per index shard."""
+    """One shard per index shard that is asked."""
 
     manifest_file: StoredFile
     draw_name: str
 
     name = CERTIFIED
     sections = PlantQueries.sections
-    version = 3
+    version = 4
     label_fields = ("draw_name",)
 
     @cached_property
@@ -67,14 +68,14 @@ class CertifyIndex(Step):
 
     @cached_property
     def asked(self) -> list[Query]:
-        """The new queries: asked of every index shard."""
+        """The new queries: asked of the draw's new index shards and of its older ones."""
         commits = self.planted.log.committed()
         files = [commits[shard_id].files[self.planted.stage] for shard_id in self.planted.shard_ids()]
         return [query for file in files for query in _read_queries(self.run.store, file)]
 
     @cached_property
     def taken_over(self) -> list[Query]:
-        """Those asked before: asked of the index shards that they have not seen."""
+        """Those asked before: asked of the new index shards only."""
         outcomes = {one.image_id: one.file for one in self.planted.draw.taken_over}
         files = {file.path: file for file in outcomes.values()}
         queries = [query for file in files.values() for query in _read_queries(self.run.store, file)]
@@ -92,17 +93,14 @@ class CertifyIndex(Step):
         return levels
 
     def shard_ids(self) -> Sequence[int]:
-        return [
-            number
-            for number in BuildIndex(self.run, self.planted.manifest.build).shard_ids()
-            if self._queries_for(number)
-        ]
+        draw = self.planted.draw
+        return sorted([*draw.new_shards, *draw.older_shards])
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
         queries = [(one, one.vector) for one in self._queries_for(shard_id) if one.vector is not None]
-        if not queries or group.rows == 0:
+        if not queries:
             return ShardResult(report={"before": []})
+        group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
         found = group.search(np.array([vector for _, vector in queries]), HITS_LOOKED_AT)
         before = [
             [query.image_id, *self._count_before(query, hits, group)]
@@ -111,7 +109,8 @@ class CertifyIndex(Step):
         return ShardResult(report={"before": [row for row in before if any(row[1:])]})
 
     def _queries_for(self, number: int) -> list[Query]:
-        return self.asked if number in self.planted.draw.known_shards else [*self.asked, *self.taken_over]
+        is_new = number in self.planted.draw.new_shards
+        return [*self.asked, *self.taken_over] if is_new else self.asked
 
     def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
         """How many copies of the original, and how many other images, stand before it in this shard."""
@@ -132,7 +131,7 @@ def _read_queries(store: Any, file: StoredFile) -> Iterator[Query]:
 
 
 def judge(copies: int, others: int) -> str:
-    """By what stands before a query's original, in all index shards together."""
+    """By what stands before a query's original, in all index shards that were asked together."""
     if others or copies >= HITS_LOOKED_AT:
         return "missed"
     return "behind copies" if copies else "first"
@@ -166,6 +165,7 @@ def make_certificate(step: CertifyIndex) -> dict[str, Any]:
         "first": first,
         "behind_copies": sum(one.outcome == "behind copies" for one in outcomes),
         "first_share": first / len(outcomes) if outcomes else 0.0,
+        **_count_asked(step, outcomes),
         "lower": lower,
         "confidence": publish.confidence,
         "target": publish.target,
@@ -177,9 +177,28 @@ def make_certificate(step: CertifyIndex) -> dict[str, Any]:
     }
 
 
+def _count_asked(step: CertifyIndex, outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How much of the index stands behind the outcomes: elsewhere a better answer would not be noticed."""
+    manifest, everywhere = step.planted.manifest, [one for one in outcomes if one.unasked_rows == 0]
+    return {
+        "index_shards": len(manifest.shards),
+        "asked_shards": len(step.shard_ids()),
+        "rows": manifest.rows,
+        "asked_rows": _count_rows(step, step.shard_ids()),
+        "fewest_rows": manifest.rows - max((one.unasked_rows for one in outcomes), default=0),
+        "everywhere": len(everywhere),
+        "everywhere_first": sum(one.outcome != "missed" for one in everywhere),
+    }
+
+
+def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
+    positions = {position_of(number) for number in numbers}
+    return sum(shard.rows for shard in step.planted.manifest.shards if shard.shard in positions)
+
+
 def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
     """Of all queries; one that was asked before keeps its outcome unless an index shard made it worse."""
-    commits = step.log.committed()
+    commits, draw, rows = step.log.committed(), step.planted.draw, step.planted.manifest.rows
     copies: Counter[int] = Counter()
     others: Counter[int] = Counter()
     for number in step.shard_ids():
@@ -192,14 +211,16 @@ def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
             query.view,
             "missed" if query.vector is None else judge(copies[query.image_id], others[query.image_id]),
             query.file,
+            rows - _count_rows(step, step.shard_ids()),
         )
         for query in step.asked
     ]
-    taken_over = []
-    for one in step.planted.draw.taken_over:
+    taken_over, standing_rows = [], rows - _count_rows(step, draw.new_shards)
+    for one in draw.taken_over:
         now = judge(copies[one.image_id], others[one.image_id])
         worse = max(one.outcome, now, key=OUTCOMES.index)
-        taken_over.append(Outcome(one.image_id, one.view, worse, one.file))
+        # What is left unasked are shards that did not change since: what was built anew is asked by all.
+        taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, standing_rows)))
     return [*asked, *taken_over]
 
 

@@ -1,28 +1,31 @@
-"""Draw: which images a version is asked for before it is published.
+"""Draw: which images a version is asked for before it is published, and which of its index shards is asked.
 
 The first version is asked for images of all segments, outside the training sample where there are
-enough. A later one mostly for what is new: outcomes of images that were asked before are taken over
-from the current version's certificate, as long as image and encoder are the same. The draw is a file
-named by its content, so that all workers ask the same and a rerun finds what is done.
+enough, through the whole index. A later one for what is new, at a cost that follows the append: in the
+index shards that are new, and in a few older ones drawn by hash. Outcomes of images that were asked
+before are taken over from the current version's certificate, as long as image and encoder are the same.
+The draw is a file named by its content, so that all workers ask the same and a rerun finds what is done.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.plan_images import QUERY_SEED
-from ckn_scale.storage.builds import ENCODED
+from ckn_scale.storage.builds import ENCODED, name_shards
 from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Segment, Version
-from ckn_scale.storage.stored_files import StoredFile, read_file, read_table, write_file
+from ckn_scale.storage.stored_files import StoredFile, find_damage, read_file, read_table, write_file
+
+OLDER_SHARDS = 8  # index shards that were there before an append and are asked for what it added, at most
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Outcome:
     view: int
     outcome: str
     file: StoredFile
+    unasked_rows: int = 0  # at most so many rows of the index may hold what comes before its original
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Draw:
     new: int  # of those asked, how many the current version does not hold
     in_sample: int  # of those asked, how many the models were trained on
     taken_over: tuple[Outcome, ...]
-    known_shards: tuple[int, ...]  # index shards that the taken-over queries have seen
+    new_shards: tuple[int, ...]  # index shards that nothing was asked of before: all queries are
+    older_shards: tuple[int, ...]  # of the others those that the images of `asked` are asked of too
 
     @property
     def data(self) -> bytes:
@@ -52,27 +57,55 @@ class Draw:
         return hashlib.sha256(self.data).hexdigest()[:16]
 
     def view(self, position: int, num_views: int) -> int:
-        """The view that the query at a position of `asked` shows: all views equally often."""
-        return (len(self.taken_over) + position) % num_views
+        """The view that the query at a position of `asked` shows: all views equally often.
+
+        Appends of one image each begin with another view each, by its id.
+        """
+        first = self.asked[0].image_id if self.taken_over else 0
+        return (first + position) % num_views
 
 
-def draw_queries(run: RunFolder, segments: Sequence[Segment], current: Version | None) -> Draw:
-    """What a version over these segments is asked, after `current`, the one that is published now."""
+def draw_queries(
+    run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int], current: Version | None
+) -> Draw:
+    """What a version of these segments and index shards is asked, after `current`, the published one."""
     count = parse_settings(run.settings).publish.num_queries
     replaced = set(list_replaced(segments).tolist())
     certificate = current.certificate if current is not None else {}
-    held, known_shards = _read_outcomes(run, certificate)
+    held, known = _read_outcomes(run, certificate)
     held = [one for one in held if one.image_id not in replaced]
     if current is None or not held:
         apart, trained = _list_candidates(run, segments, replaced)
         asked = (apart + trained)[:count]
         in_sample = max(0, len(asked) - len(apart))
-        return Draw(tuple(asked), len(asked), in_sample, (), ())
+        return Draw(tuple(asked), len(asked), in_sample, (), tuple(numbers), ())
     new = [segment for segment in segments if segment.number > current.segments]
-    # At most half of the queries are new ones, so that a version is still judged as a whole.
     apart, _ = _list_candidates(run, new, replaced)
     asked = apart[: max(count // 2, count - len(held))]
-    return Draw(tuple(asked), len(asked), 0, tuple(held[: count - len(asked)]), tuple(known_shards))
+    taken_over = _choose_held(held, count - len(asked), count - count // 2)
+    new_shards = [number for number in numbers if number not in known]
+    older_shards = _draw_older(numbers, known) if asked else []
+    return Draw(tuple(asked), len(asked), 0, tuple(taken_over), tuple(new_shards), tuple(older_shards))
+
+
+def _choose_held(held: Sequence[Outcome], count: int, standing: int) -> list[Outcome]:
+    """Of outcomes, newest first, `count`: the `standing` that saw most of the index, else the newest.
+
+    So half of the queries are of the whole index however many appends there were, and the others follow
+    what is new.
+    """
+    oldest_last = sorted(held, key=lambda one: -one.unasked_rows)
+    kept = {one.image_id for one in oldest_last[-standing:]}
+    newest = [one for one in held if one.image_id not in kept][: max(0, count - len(kept))]
+    return [*newest, *(one for one in held if one.image_id in kept)][:count]
+
+
+def _draw_older(numbers: Sequence[int], known: Collection[int]) -> list[int]:
+    """By a hash that is another one for each build, so that appends do not all ask the same few."""
+    build = name_shards(numbers)
+    older = (number for number in numbers if number in known)
+    by_hash = sorted(older, key=lambda number: hashlib.sha256(f"{build} {number}".encode()).digest())
+    return sorted(by_hash[:OLDER_SHARDS])
 
 
 def write_draw(run: RunFolder, draw: Draw) -> str:
@@ -90,14 +123,14 @@ def read_draw(run: RunFolder, name: str) -> Draw:
     body = json.loads(data)
     asked = tuple(PlannedImage(**one) for one in body.pop("asked"))
     taken_over = tuple(_as_outcome(one) for one in body.pop("taken_over"))
-    known_shards = tuple(body.pop("known_shards"))
-    return Draw(asked=asked, taken_over=taken_over, known_shards=known_shards, **body)
+    body["new_shards"], body["older_shards"] = tuple(body["new_shards"]), tuple(body["older_shards"])
+    return Draw(asked=asked, taken_over=taken_over, **body)
 
 
 def write_outcomes(
     run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]
 ) -> StoredFile:
-    """What the next version takes over: every query's outcome, and the index shards it was asked of."""
+    """What the next version takes over: every query's outcome, and the index shards of this one."""
     rows = [asdict(one) for one in outcomes]
     data = json.dumps({"outcomes": rows, "index_shards": list(shards)}, sort_keys=True).encode()
     return write_file(run.store, run.queries_path(f"{name}-outcomes-{new_attempt()}"), data, len(rows))
@@ -109,15 +142,21 @@ def name_encoder(run: RunFolder) -> str:
     return "" if commit is None else commit.fingerprint
 
 
-def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], list[int]]:
-    """The outcomes that can be taken over, none when they are damaged: then all is asked anew."""
+def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], set[int]]:
+    """The outcomes that can be taken over, and the index shards that were asked or stood by then.
+
+    None when they are damaged: then all is asked anew. A query whose vector is lost cannot be asked of
+    what is new, so its outcome is not taken over.
+    """
     if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
-        return [], []
+        return [], set()
     try:
         body = json.loads(read_file(run.store, StoredFile(**certificate["outcomes"])))
     except CorruptData:
-        return [], []
-    return [_as_outcome(one) for one in body["outcomes"]], body["index_shards"]
+        return [], set()
+    outcomes = [_as_outcome(one) for one in body["outcomes"]]
+    lost = {file for file in {one.file for one in outcomes} if find_damage(run.store, [file])}
+    return [one for one in outcomes if one.file not in lost], set(body["index_shards"])
 
 
 def _list_candidates(

@@ -14,7 +14,14 @@ import torch
 
 from ckn_scale.config import Settings
 from ckn_scale.core.ckn_model import Ckn
-from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, draw_filters, pose_problem, try_rate
+from ckn_scale.core.ckn_sgd import (
+    PairProblem,
+    candidate_rates,
+    choose_rate,
+    draw_filters,
+    pose_problem,
+    try_rate,
+)
 from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, draw_subpatches, start_ckn
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.schemas import float_rows_schema, read_float_rows
@@ -148,15 +155,19 @@ class SearchRates(Step):
     def shard_ids(self) -> Sequence[int]:
         return [shard_id for position in self.drawn.positions() for shard_id in self.shards_of(position)]
 
-    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        training = self.settings.training
-        position, candidate = divmod(shard_id, training.sgd_rate_candidates)
-        spec = self.settings.channels[position].ckn
+    def pose(self, position: int) -> tuple[PairProblem, torch.Tensor]:
+        """What a channel's layer has to learn, and the filters that every candidate begins with."""
+        spec, training = self.settings.channels[position].ckn, self.settings.training
         rows = read_subpatches(self.drawn, spec.channel)
         alpha = choose_alpha(rows, spec.alpha_quantile)
         problem = pose_problem(torch.from_numpy(rows).to(self.settings.numerics.device), alpha, training)
         num_filters = spec.layers[self.layer].num_filters
-        start = draw_filters(problem, num_filters, training.seed)
+        return problem, draw_filters(problem, num_filters, training.seed)
+
+    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
+        training = self.settings.training
+        position, candidate = divmod(shard_id, training.sgd_rate_candidates)
+        problem, start = self.pose(position)
         rate = candidate_rates(training)[candidate]
         error = try_rate(problem, start, rate, training)
         return ShardResult(report={"rate": rate, "error": error if math.isfinite(error) else None})
@@ -189,10 +200,15 @@ class TrainLayer(ChannelStep):
         return self.drawn.positions()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        spec, training = self.channel(shard_id).ckn, self.settings.training
+        spec = self.channel(shard_id).ckn
         below = read_ckn_below(self.run, self.settings, spec.channel, self.layer)
         subpatches = read_subpatches(self.drawn, spec.channel)
+        ckn = self.learn(shard_id, below, subpatches)
+        return save_result(self.run, f"ckn-{spec.channel}", ckn.to_part(), subpatches=len(subpatches))
+
+    def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
+        """The CKN with one layer more."""
+        spec, training = self.channel(shard_id).ckn, self.settings.training
         rate = read_rate(SearchRates(self.run, self.layer), shard_id)
         device = self.settings.numerics.device
-        ckn = add_layer(below, spec, subpatches, training, rate=rate, device=device)
-        return save_result(self.run, f"ckn-{spec.channel}", ckn.to_part(), subpatches=len(subpatches))
+        return add_layer(below, spec, subpatches, training, rate=rate, device=device)

@@ -6,10 +6,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from photo_runs import digests_of, index_here, read_commits, read_events
+from photo_runs import OVERRIDES, digests_of, index_here, read_commits, read_events
 
+from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
+from ckn_scale.pipeline import index_images
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, read_draw
 from ckn_scale.storage.plans import read_segments
@@ -82,6 +84,61 @@ def test_nothing_is_taken_over_from_another_encoder_or_a_damaged_record(run):
     opened = RunFolder.open(str(run))
     version = opened.versions.latest()
     other = replace(version, certificate={**version.certificate, "encoder": "another"})
-    assert draw_queries(opened, read_segments(opened), other).taken_over == ()
+    assert draw_queries(opened, read_segments(opened), [], other).taken_over == ()
     (run / version.certificate["outcomes"]["path"]).write_bytes(b"cut")
-    assert draw_queries(opened, read_segments(opened), version).taken_over == ()
+    assert draw_queries(opened, read_segments(opened), [], version).taken_over == ()
+
+
+@pytest.fixture
+def few_older(monkeypatch):
+    """As in a large index: of the shards that stood before, an append asks only two."""
+    monkeypatch.setattr("ckn_scale.steps.draw_queries.OLDER_SHARDS", 2)
+
+
+def test_the_certificate_says_of_how_much_of_the_index_its_queries_were_asked(
+    run, more, few_older, command_line
+):
+    first = certificate_of(run)
+    assert (first["asked_rows"], first["asked_shards"]) == (first["rows"], first["index_shards"]) == (21, 6)
+    assert (first["everywhere"], first["everywhere_first"]) == (first["queries"], first["first"])
+    assert "of a part" not in command_line("status", run).stdout
+    index_here(more, run, append=True)
+    second = certificate_of(run)
+    asked = read_events(run, "step_begins")[-1]
+    assert (asked["step"], asked["shards"]) == (f"certify_index-{second['draw']}", 4)
+    assert (second["asked_shards"], second["index_shards"]) == (4, 7), "two are new, two drawn of five"
+    assert second["asked_rows"] == second["fewest_rows"] < second["rows"] == 24
+    assert second["everywhere"] == second["queries"] - 3, "those taken over have seen the rest before"
+    said = command_line("status", run).stdout
+    assert f"3 of a part, at least {second['fewest_rows']} rows" in said
+
+
+def test_what_was_not_asked_is_remembered_by_later_versions(run, more, few_older):
+    index_here(more, run, append=True)
+    before = certificate_of(run)
+    (more / "new-again.jpg").write_bytes(encode_jpeg(read_photo(DISTRACTORS[8]), 90))
+    index_here(more, run, append=True)
+    after = certificate_of(run)
+    assert (after["asked"], after["rows"]) == (1, 25)
+    assert after["everywhere"] <= after["queries"] - 1 - 3, "those of the append before were not asked again"
+    assert before["rows"] - before["fewest_rows"] <= after["rows"] - after["fewest_rows"]
+
+
+def test_workers_ask_what_the_driver_drew(run, more, few_older):
+    alone = shutil.copytree(run, run.parent / "alone")
+    index_here(more, alone, append=True)
+    settings = load_settings("tiny", None, OVERRIDES)
+    index_images(str(more), str(run), settings, Resources(workers=2), append=True)
+    assert digests_of(run) == digests_of(alone)
+    mine, other = certificate_of(run), certificate_of(alone)
+    assert {**mine, "outcomes": 0, "draw": 0} == {**other, "outcomes": 0, "draw": 0}
+
+
+def test_an_append_goes_on_without_queries_whose_vectors_are_lost(run, more):
+    first = certificate_of(run)
+    lost = next((run / "queries" / first["draw"]).glob("00000-*.parquet"))
+    lost.write_bytes(b"damage")
+    report = index_here(more, run, append=True)
+    second = certificate_of(run)
+    assert report.version == 2
+    assert 0 < second["taken_over"] < first["queries"] - 3

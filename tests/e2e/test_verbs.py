@@ -42,6 +42,7 @@ def test_steps_one_by_one_make_the_same_bytes(photos, reference_digests, command
         assert result.returncode == 0, (verb, result.stderr)
         assert result.stderr == ""
     assert digests_of(run) == reference_digests
+    assert _sampled(run) == {"images"}, "the rest was needed until it was published"
     status = command_line("status", run).stdout
     assert "encoding: " in status
     assert "predicted: " in status
@@ -153,6 +154,7 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
     command_line("plan", own_photos, run, *tiny_options())
     shutil.move(own_photos / "coffee.jpg", hidden)
     assert command_line("index", own_photos, run, *options).returncode == 0
+    assert _sampled(run) == {"images"}
     (missing,) = [
         json.loads(line) for line in _lines(command_line("failures", run, "--reason", "missing", "--json"))
     ]
@@ -172,11 +174,15 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
 def test_samples_go_once_published_unless_they_are_kept(photos, tmp_path, reference_digests):
     run = tmp_path / "run"
     index_here(photos, run, keep_samples=True)
-    kept = {path.parent.name for path in (run / "samples").rglob("*.parquet")}
-    assert {"images", "patches", "subpatches", "descriptors"} <= kept
+    assert {"images", "patches", "subpatches", "descriptors"} <= _sampled(run)
     index_here(photos, run)  # finds all done
     assert digests_of(run) == reference_digests
-    assert {path.parent.name for path in (run / "samples").rglob("*.parquet")} == {"images"}
+    assert _sampled(run) == {"images"}
+
+
+def _sampled(run):
+    """What is left of the sample."""
+    return {path.parent.name for path in (run / "samples").rglob("*.parquet")}
 
 
 def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests, command_line):
@@ -194,7 +200,7 @@ def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests
     assert result.returncode == 0, result.stderr
     assert (orphan.exists(), unsettled.exists(), lost_build.exists()) == (False, True, False)
     assert not list(own_run.rglob(".new-*"))
-    assert {path.parent.name for path in (own_run / "samples").rglob("*.parquet")} == {"images"}
+    assert _sampled(own_run) == {"images"}
     for folder in (own_run / "index", *(own_run / "commits").glob("certify_index-*")):
         shutil.rmtree(folder)
     index_here(photos, own_run)  # builds, certifies and publishes with what is left

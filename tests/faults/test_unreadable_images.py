@@ -8,12 +8,15 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from photo_runs import assert_conserved, index_here, tiny_options
 from web_hosts import WebHost, dead_url
 
+from ckn_scale.errors import TransientStoreError
 from ckn_scale.step import WorkerSettings
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.store import Store
 
 GOOD = ("coffee.jpg", "rocket.jpg", "chelsea.jpg", "astronaut.jpg")
 
@@ -48,14 +51,31 @@ def test_certifying_passes_over_what_became_a_fifo(photos, reference, tmp_path):
     for name in GOOD:
         shutil.copy(photos / name, folder / name)
     index_here(folder, run_url, models=str(reference), accept=True)
-    run = RunFolder.open(str(run_url))
-    record = run.versions.latest()
-    step = PlantQueries(run, record.manifest, record.certificate["draw"])
+    step = _open_planting(run_url)
     asked = _count_planted(step)
     (folder / GOOD[0]).unlink()
     os.mkfifo(folder / GOOD[0])
     for isolate in (False, True):
         assert _count_planted(step, isolate=isolate) == asked - 1
+
+
+def test_certifying_fails_the_shard_when_the_store_hangs(photos, reference, s3, s3_faults, tmp_path):
+    store = Store(s3.url("certified"))
+    for name in GOOD:
+        store.write_new(name, (photos / name).read_bytes())
+    index_here(store.url, tmp_path / "run", models=str(reference), accept=True)
+    step = _open_planting(tmp_path / "run")
+    s3_faults.kinds, s3_faults.rate = ("hang",), 1.0
+    for isolate in (False, True):
+        with pytest.raises(TransientStoreError, match=r"was not read within 0.5 s"):
+            step.apply(0, "attempt", WorkerSettings(isolate=isolate, read_deadline_s=0.5))
+
+
+def _open_planting(run_url: Path) -> PlantQueries:
+    """The step that the published version was certified with."""
+    run = RunFolder.open(str(run_url))
+    record = run.versions.latest()
+    return PlantQueries(run, record.manifest, record.certificate["draw"])
 
 
 def _count_planted(step: PlantQueries, *, isolate: bool = False) -> int:

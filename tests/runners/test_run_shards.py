@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, CorruptData, RunFailed, RunMismatch
+from ckn_scale.errors import CknScaleError, CorruptData, RunFailed, RunMismatch, TransientStoreError
 from ckn_scale.runners.driver import Outcome, require_done, run_shards
 from ckn_scale.step import ShardTask
 from ckn_scale.steps.encode_images import EncodeImages
@@ -70,7 +70,7 @@ def test_run_shards_does_every_task_and_counts_the_skipped():
 
 
 def test_run_shards_tries_a_failed_shard_again_as_it_was():
-    executor = ScriptedExecutor({1: [("failed", CknScaleError("store"))]})
+    executor = ScriptedExecutor({1: [("failed", TransientStoreError("its store hangs"))]})
     report, events, _ = run(executor)
     tries = [task for task in executor.seen if task.shard_id == 1]
     assert [(task.tries, task.isolate) for task in tries] == [(0, False), (1, False)]

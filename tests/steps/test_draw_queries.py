@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import pytest
 
 from ckn_scale.config import load_settings
-from ckn_scale.steps.draw_queries import draw_queries, read_draw, write_draw
+from ckn_scale.steps.draw_queries import (
+    Outcome,
+    draw_queries,
+    name_encoder,
+    read_draw,
+    write_draw,
+    write_outcomes,
+)
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
 from ckn_scale.storage.run_records import Generation
+from ckn_scale.storage.stored_files import write_file
 
 
 @pytest.fixture
@@ -32,7 +42,7 @@ def ids(images):
 
 def test_queries_are_the_smallest_hashes_outside_the_sample(folder, tmp_path):
     run, segments = plan(folder, tmp_path, "sample.num_images=12", "publish.num_queries=6")
-    draw = draw_queries(run, segments, None)
+    draw = draw_queries(run, segments, [], None)
     sample = ids(read_sample(run, segments))
     uris = sorted(str(path) for path in folder.iterdir())
     outside = [number for number in range(30) if number not in sample]
@@ -43,7 +53,7 @@ def test_queries_are_the_smallest_hashes_outside_the_sample(folder, tmp_path):
 
 def test_what_the_rest_does_not_give_is_drawn_from_the_sample_and_said(folder, tmp_path):
     run, segments = plan(folder, tmp_path, "sample.num_images=27", "publish.num_queries=6")
-    draw = draw_queries(run, segments, None)
+    draw = draw_queries(run, segments, [], None)
     assert len(ids(draw.asked)) == 6
     assert draw.in_sample == len(ids(draw.asked) & ids(read_sample(run, segments))) == 3
 
@@ -54,16 +64,16 @@ def test_queries_come_from_all_segments(folder, tmp_path):
     for number in range(30, 40):
         (folder / f"{number:03d}.jpg").write_bytes(b"x" * (number + 1))
     run, segments = plan(folder, tmp_path, *overrides, append=True)
-    draw = draw_queries(run, segments, None)
+    draw = draw_queries(run, segments, [], None)
     assert ids(draw.asked) == set(range(40))
     assert draw.in_sample == 12
 
 
 def test_nothing_was_trained_on_where_models_were_taken_over(folder, tmp_path):
     run, segments = plan(folder, tmp_path, "sample.num_images=30", "publish.num_queries=6")
-    assert draw_queries(run, segments, None).in_sample == 6
+    assert draw_queries(run, segments, [], None).in_sample == 6
     run.models.create(Generation(1, {}, "another run"))
-    draw = draw_queries(run, segments, None)
+    draw = draw_queries(run, segments, [], None)
     assert (len(draw.asked), draw.in_sample) == (6, 0)
 
 
@@ -72,10 +82,85 @@ def test_replaced_images_are_not_asked_for(folder, tmp_path):
     plan(folder, tmp_path, *overrides)
     (folder / "003.jpg").write_bytes(b"other bytes")
     run, segments = plan(folder, tmp_path, *overrides, append=True)
-    assert ids(draw_queries(run, segments, None).asked) == set(range(31)) - {3}
+    assert ids(draw_queries(run, segments, [], None).asked) == set(range(31)) - {3}
 
 
 def test_a_draw_reads_back_as_it_was_written(folder, tmp_path):
     run, segments = plan(folder, tmp_path)
-    draw = draw_queries(run, segments, None)
+    draw = draw_queries(run, segments, [], None)
     assert read_draw(run, write_draw(run, draw)) == draw
+
+
+def publish(run, unasked_rows, shards):
+    """A version as its record stands, whose queries, newest first, left so many rows unasked."""
+    outcomes = [
+        Outcome(
+            image_id, 0, "first", write_file(run.store, f"queries/{image_id}.parquet", b"vector", 1), rows
+        )
+        for image_id, rows in enumerate(unasked_rows)
+    ]
+    kept = write_outcomes(run, "first", outcomes, shards)
+    return {"segments": 1, "certificate": {"encoder": name_encoder(run), "outcomes": asdict(kept)}}
+
+
+def append_three(folder, tmp_path, *overrides):
+    for number in range(30, 33):
+        (folder / f"{number:03d}.jpg").write_bytes(b"x" * (number + 1))
+    return plan(folder, tmp_path, *overrides, append=True)
+
+
+def test_the_first_version_is_asked_through_the_whole_index(folder, tmp_path):
+    run, segments = plan(folder, tmp_path)
+    draw = draw_queries(run, segments, range(100), None)
+    assert (draw.new_shards, draw.older_shards) == (tuple(range(100)), ())
+
+
+@pytest.mark.parametrize("stood", [20, 2000])
+def test_what_an_append_asks_does_not_grow_with_the_index(folder, tmp_path, stood):
+    run, _ = plan(folder, tmp_path)
+    current = publish(run, [0] * 16, range(stood))
+    run, segments = append_three(folder, tmp_path)
+    draw = draw_queries(run, segments, range(stood + 1), current)
+    assert ids(draw.asked) == {30, 31, 32}
+    assert draw.new_shards == (stood,)
+    assert len(set(draw.older_shards)) == 8
+    assert set(draw.older_shards) < set(range(stood))
+    assert draw == draw_queries(run, segments, range(stood + 1), current)
+    another = draw_queries(run, segments, [*range(stood), stood + 7], current)
+    assert another.older_shards != draw.older_shards, "not the same few at every append"
+
+
+def test_an_index_of_few_shards_is_asked_whole_after_an_append(folder, tmp_path):
+    run, _ = plan(folder, tmp_path)
+    current = publish(run, [0] * 16, range(6))
+    draw = draw_queries(*append_three(folder, tmp_path), range(7), current)
+    assert (draw.new_shards, draw.older_shards) == ((6,), tuple(range(6)))
+
+
+def test_half_of_the_queries_stay_those_that_were_asked_everywhere(folder, tmp_path):
+    overrides = ("publish.num_queries=8",)
+    run, _ = plan(folder, tmp_path, *overrides)
+    current = publish(run, [9, 9, 9, 9, 0, 0, 0, 0], range(100))
+    draw = draw_queries(*append_three(folder, tmp_path, *overrides), range(101), current)
+    assert len(draw.asked) == 3
+    assert [one.image_id for one in draw.taken_over] == [0, 4, 5, 6, 7]
+
+
+def test_a_query_whose_vector_is_lost_is_not_taken_over(folder, tmp_path):
+    run, _ = plan(folder, tmp_path)
+    current = publish(run, [0] * 16, range(4))
+    (tmp_path / "run" / "queries" / "5.parquet").write_bytes(b"damage")
+    (tmp_path / "run" / "queries" / "7.parquet").unlink()
+    draw = draw_queries(*append_three(folder, tmp_path), range(5), current)
+    left = {one.image_id for one in draw.taken_over}
+    assert {5, 7}.isdisjoint(left)
+    assert len(left) == 13
+
+
+def test_appends_of_one_image_each_do_not_all_ask_the_same_view(folder, tmp_path):
+    run, _ = plan(folder, tmp_path)
+    current = publish(run, [0] * 16, range(4))
+    run, segments = append_three(folder, tmp_path)
+    draw = draw_queries(run, segments, range(5), current)
+    one_each = [replace(draw, asked=(image,)) for image in draw.asked]
+    assert len({each.view(0, 3) for each in one_each}) == 3

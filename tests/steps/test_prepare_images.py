@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from web_hosts import WebHost, dead_url
 
 from ckn_scale.core.augmentations import encode_jpeg
 from ckn_scale.core.encoder import PreparedImage, Preprocessor
@@ -109,6 +110,23 @@ def test_prepare_images_fails_the_shard_when_the_store_hangs(images, preprocesso
     s3_faults.rate = 0.0
     states = _states(prepare_images(stored, preprocessor.prepare, WorkerSettings(), 60))
     assert states == [(i, "empty" if i == 2 else "ok") for i in range(6)]
+
+
+@pytest.mark.parametrize("path", ["together/8", "apart/9"])
+def test_prepare_images_fetches_eight_at_once_from_one_host_and_no_more(path):
+    with WebHost() as host:
+        planned = [PlannedImage(one, f"{host.url}/{path}/{one}.jpg", -1, "") for one in range(16)]
+        outcomes = [outcome for _, outcome in prepare_images(planned, len, WorkerSettings(), 60)]
+    assert outcomes == [len(b"image")] * 16
+
+
+def test_prepare_images_asks_a_dead_host_for_one_image_only():
+    url = dead_url()
+    planned = [PlannedImage(one, f"{url}?{one}", -1, "") for one in range(24)]
+    worker = WorkerSettings(read_ahead=1)
+    reasons = [outcome.reason for _, outcome in prepare_images(planned, len, worker, 60)]
+    assert "tried 3 times" in reasons[0]
+    assert "given up before" in reasons[-1]
 
 
 def test_prepare_images_isolated_survives_an_image_that_kills_its_process(images, preprocessor, monkeypatch):

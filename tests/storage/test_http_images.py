@@ -104,14 +104,15 @@ def test_redirects_are_few_and_lead_to_the_web_only(host, http):
     assert "more than 5 redirects" in rejection(http, f"{host.url}/redirect/6/a.jpg").reason
     rejected = rejection(http, f"{host.url}/leave")
     assert rejected.state == "unreachable"
-    assert "file:///etc/passwd" in rejected.reason
+    assert "'file:///etc/passwd', which is not http(s)" in rejected.reason
 
 
-def test_eight_fetches_at_once_from_one_host_and_no_more(host, http):
-    urls = [f"{host.url}/together/8/{number}.jpg" for number in range(24)]
+@pytest.mark.parametrize("path", ["together/8", "apart/9"])
+def test_eight_fetches_at_once_from_one_host_and_no_more(host, http, path):
+    urls = [f"{host.url}/{path}/{number}.jpg" for number in range(24)]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(http.read, urls)) == [b"image"] * 24
-    assert host.most_at_once == 8
+    assert host.most_at_once <= 8
 
 
 def test_a_tar_on_a_dead_host_is_unreachable_too(http, monkeypatch):
