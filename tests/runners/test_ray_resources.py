@@ -74,7 +74,7 @@ def test_gpus_are_given_to_a_run_that_computes_on_them(cluster, photos, tmp_path
 def test_gpu_that_torch_does_not_see_is_refused_by_name(cluster, photos, tmp_path):
     code = (
         "import sys\nfrom ckn_scale.config import Resources\n"
-        "from ckn_scale.runners.devices import resolve_settings\n"
+        "from ckn_scale.pipeline import resolve_settings\n"
         "from ckn_scale.pipeline import open_driver\n"
         "from ckn_scale.steps.plan_images import plan_images\n"
         "photos, run = sys.argv[1:]\n"
