@@ -48,7 +48,7 @@ def index(
     `allow_mix` lets workers on several kinds of CPU share the run, on record;
     `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
     planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
-    `Progress` after every shard.
+    `Progress` after every shard, and within shards as images are done.
 
     Returns an IndexReport: version, images by state, and what each step did.
     Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and RunFailed when shards

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +19,10 @@ EXIT_CODE = 130
 SENTENCE = "ckn-scale: interrupted; run the same command again to go on"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEANUP_S = 15.0  # for ending workers and a Ray of our own; then the process ends whatever it waits for
+
+_interrupted = threading.Event()  # by a signal, of which the sentence tells
+_saying = threading.Lock()
+_deferring = False
 
 
 @contextlib.contextmanager
@@ -34,24 +39,28 @@ def signals_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
-    """Handlers stand after the block as before it: ray.init replaces that of SIGTERM by sys.exit."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+def interrupts_deferred() -> Iterator[None]:
+    """What is begun in the block is finished before KeyboardInterrupt is raised: nothing is half started."""
+    global _deferring
+    _deferring = True
     try:
         yield
-    except SystemExit as left:
-        handler = before[signal.SIGTERM]
-        if left.code == signal.SIGTERM and callable(handler):
-            handler(signal.SIGTERM, None)
-        raise
     finally:
-        with contextlib.suppress(ValueError):  # only the main thread may, and only there Ray does
-            for number, kept in before.items():
-                signal.signal(number, kept)
+        _deferring = False
+        if was_interrupted():
+            raise KeyboardInterrupt
 
 
 def end_on_signals() -> None:
-    """From now on a signal says the sentence and raises KeyboardInterrupt, so that all is ended in order."""
+    """From now on a signal says the sentence and raises KeyboardInterrupt, so that all is ended in order.
+
+    Python runs no handler while native code waits (ray.init does for a minute, for a cluster that does not
+    answer), so a thread is told of signals as well: it says the sentence, and ends what does not end itself.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_watch_signals, args=(reader,), daemon=True, name="signals").start()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell for `command &`, wants it
             signal.signal(number, _interrupt)
@@ -60,10 +69,44 @@ def end_on_signals() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in SIGNALS:
         signal.signal(one, signal.SIG_IGN)  # a second Ctrl-C would only leave processes behind
-    signal.signal(signal.SIGALRM, _shut_down)
-    signal.setitimer(signal.ITIMER_REAL, CLEANUP_S)
-    say_interrupted()
-    raise KeyboardInterrupt
+    _say_once()
+    if not _deferring:
+        raise KeyboardInterrupt
+
+
+def _watch_signals(reader: int) -> None:
+    handler = None
+    while handler is not _interrupt and not was_interrupted():  # a library may have one for a while
+        (number,) = os.read(reader, 1)
+        handler = signal.getsignal(number)
+    _say_once()
+
+
+def _say_once() -> None:
+    with _saying:
+        if was_interrupted():
+            return
+        _interrupted.set()
+        say_interrupted()
+        allowance = threading.Timer(CLEANUP_S, _shut_down)
+        allowance.daemon = True
+        allowance.start()
+
+
+def wait_for_signal() -> None:
+    """Until SIGINT or SIGTERM, which are how a server ends; in a thread other than the main one, for ever."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        ended.wait()
+    watched = signal.set_wakeup_fd(-1)  # nobody is interrupted
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: ended.set()) for number in signals]
+    try:
+        ended.wait()
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
 
 
 def say_interrupted() -> None:
@@ -77,7 +120,7 @@ def say_interrupted() -> None:
 
 
 def was_interrupted() -> bool:
-    return signal.getsignal(signal.SIGALRM) is _shut_down
+    return _interrupted.is_set()
 
 
 def end_interrupted() -> NoReturn:
@@ -87,7 +130,7 @@ def end_interrupted() -> NoReturn:
     os._exit(EXIT_CODE)
 
 
-def _shut_down(number: int, frame: FrameType | None) -> None:
+def _shut_down() -> NoReturn:
     _kill_children()
     os._exit(EXIT_CODE)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services, utils
 
-from ckn_scale.interrupts import signals_kept
+from ckn_scale.interrupts import interrupts_deferred
 
 OBJECT_STORE_BYTES = 128 * 2**20  # reports, queries and hits are small; nothing large travels
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -30,7 +33,7 @@ def connect_ray(
     `num_cpus` and `environment` are for our own: each CPU starts an idle worker process.
     """
     if address is not None:
-        with signals_kept():
+        with _replaced(utils, "set_sigterm_handler", _leave_handler):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield
@@ -43,7 +46,7 @@ def connect_ray(
     _set_token()
     with _environment({**NO_USAGE_STATS, **(environment or {})}):
         try:
-            with signals_kept(), _on_loopback():
+            with interrupts_deferred():
                 _start_local(os.path.join(folder, "ray"), num_cpus)
             yield
         finally:
@@ -52,31 +55,44 @@ def connect_ray(
 
 
 def _start_local(folder: str, num_cpus: int) -> None:
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-    )
+    """Ray of our own: ended by us alone, on loopback alone.
+
+    Its processes get a session of their own, or what is sent to our process group would end them before we
+    do, and a driver that has lost its raylet ends where it stands. Where Ray knows of no other nodes (macOS,
+    Windows) it listens on loopback; on Linux it replaces a loopback address that it is given by one that
+    others reach, and its servers listen on all interfaces.
+    """
+    start = functools.partial(services.ConsolePopen, start_new_session=True)
+    with (
+        _replaced(services, "ConsolePopen", start),
+        _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        _replaced(utils, "set_sigterm_handler", _leave_handler),
+    ):
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+        )
 
 
 @contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """A cluster that is started meanwhile listens on 127.0.0.1 alone, with all its ports.
-
-    Ray does so by itself where it knows of no other nodes (macOS, Windows); on Linux it replaces a loopback
-    address that it is given by one that others reach, and its servers listen on all interfaces.
-    """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    """For what Ray has no option for."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        setattr(module, name, before)
+
+
+def _leave_handler(handler: object) -> None:
+    """SIGTERM is for whoever called us: Ray's own handler would exit with 1 from wherever it is met."""
 
 
 def _set_token() -> None:

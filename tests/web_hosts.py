@@ -6,6 +6,7 @@
 /endless           a body that never ends; /promise: a header that promises far too much
 /cut               a body that ends early
 /silent            never an answer
+/held/a.jpg        the image once `released` is set, 503 when nobody does
 /together/8        answered once eight such requests are under way, with 503 when they do not come
 /apart/9           the other way round: refused when nine are under way, answered when they do not come soon
 """
@@ -26,7 +27,7 @@ class WebHost:
         self.files = files or {}  # by name, the last part of the path; others are `image`
         self.asked: Counter[str] = Counter()
         self.most_at_once = 0
-        self.ended = threading.Event()
+        self.ended, self.released = threading.Event(), threading.Event()
         self.at_once = 0
         self.lock = threading.Lock()
         self.barriers: dict[int, threading.Barrier] = {}
@@ -128,6 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer_silent(self, *_: str) -> None:
         self.server.host.ended.wait()
         self.close_connection = True
+
+    def _answer_held(self, *_: str) -> None:
+        if self.server.host.released.wait(timeout=30):
+            self._answer_image()
+        else:
+            self._answer(503, b"held")
 
     def _answer_together(self, parties: str, *_: str) -> None:
         try:

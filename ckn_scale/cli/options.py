@@ -25,7 +25,10 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option(help="Where the run computes, settled by its plan; auto: cuda where workers see one."),
 ]
-Keep = Annotated[list[str] | None, typer.Option(help="A column of the list that hits carry; may repeat.")]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="A column of the list that hits carry; may repeat. Settled when the run is planned."),
+]
 Background = Annotated[
     list[str] | None,
     typer.Option(

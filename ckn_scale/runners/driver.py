@@ -54,6 +54,7 @@ class Progress:
 
 
 ProgressHook = Callable[[Progress], None]
+Tell = Callable[[], None]
 
 
 class Executor(Protocol):
@@ -64,12 +65,14 @@ class Executor(Protocol):
 
     @property
     def images_under_way(self) -> int:
-        """Images that are done of shards that are not; 0 where workers do not tell."""
+        """Images that are done of shards that are not, as far as workers told."""
         ...
 
     def start(self, task: ShardTask) -> None: ...
 
-    def wait(self, timeout_s: float) -> list[Outcome]: ...
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+        """What ended. Who cannot return before that calls `tell` whenever an image is done."""
+        ...
 
     def __enter__(self) -> Executor: ...
 
@@ -114,11 +117,16 @@ def run_shards(
     waiting, running, begun = deque(tasks), 0, time.monotonic()
     sizes, images = sizes or {}, images_before
     total_images = images_before + sum(sizes.values())
+
+    def tell() -> None:
+        done, seen = report.skipped + report.done, images + executor.images_under_way
+        on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
+
     while waiting or running:
         while waiting and executor.free > 0:
             executor.start(waiting.popleft())
             running += 1
-        for outcome in executor.wait(timeout_s=1.0):
+        for outcome in executor.wait(timeout_s=1.0, tell=tell):
             running -= 1
             images += sizes.get(outcome.task.shard_id, 0) if outcome.kind == "done" else 0
             again = _record_outcome(outcome, report, resources, write_event)
@@ -126,9 +134,7 @@ def run_shards(
                 waiting.append(again)
             if isinstance(outcome.error, InputError):
                 waiting.clear()
-        done = report.skipped + report.done
-        seen = images + executor.images_under_way
-        on_progress(Progress(label, done, total, seen, total_images, time.monotonic() - begun))
+        tell()
     return report
 
 

@@ -14,7 +14,7 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.processes import SPAWN, exit_with_parent
-from ckn_scale.runners.driver import Outcome
+from ckn_scale.runners.driver import Outcome, Tell
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.step import ShardTask
 
@@ -29,11 +29,12 @@ class InlineExecutor:
     """This process does the shards, one after the other."""
 
     free = 1
-    images_under_way = 0  # nobody could look at it while the shard is done
+    images_under_way = 0
 
     def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
-        self._worker = Worker(run_url, resources, handshake)
+        self._worker = Worker(run_url, resources, handshake, on_image=self._count_image)
         self._task: ShardTask | None = None
+        self._tell: Tell = lambda: None
 
     def __enter__(self) -> InlineExecutor:
         return self
@@ -46,9 +47,29 @@ class InlineExecutor:
     def start(self, task: ShardTask) -> None:
         self._task, self.free = task, 0
 
-    def wait(self, timeout_s: float) -> list[Outcome]:
-        task, self._task, self.free = self._task, None, 1
-        return [_perform(self._worker, task)] if task is not None else []
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+        task, self._task, self.free, self._tell = self._task, None, 1, tell
+        try:
+            return [_perform(self._worker, task)] if task is not None else []
+        except _TellFailed as failed:
+            raise failed.error from None
+        finally:
+            self.images_under_way = 0
+
+    def _count_image(self) -> None:
+        self.images_under_way += 1
+        try:
+            self._tell()
+        except Exception as error:
+            raise _TellFailed(error) from None
+
+
+class _TellFailed(BaseException):
+    """An error of the caller's, on its way through a shard that has no part in it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @dataclass
@@ -102,7 +123,7 @@ class PoolExecutor:
         except OSError:
             log.warning("worker %s was gone before it got a shard", child.process.pid)
 
-    def wait(self, timeout_s: float) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
         """Idle children are listened to as well: one that dies between shards is replaced at once."""
         spoken = wait([child.pipe for child in self._children], timeout=timeout_s)
         outcomes: list[Outcome] = []

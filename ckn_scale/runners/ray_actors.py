@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from ray.util.metrics import Counter, Histogram
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
-from ckn_scale.runners.driver import Outcome
+from ckn_scale.runners.driver import Outcome, Tell
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.step import ShardTask
 from ckn_scale.storage.run_folder import RunFolder
@@ -50,6 +51,8 @@ class ShardMetrics:
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 600.0  # a cluster may first have to add nodes
+COUNT_EVERY_S = 1.0  # how often actors are asked for their images
+BESIDE = "beside the work"  # a thread of the actor
 SETTLE_S = 60.0  # after which the work begins with the workers that are there
 MAX_FAILED_STARTS = 20  # one after the other, before the run says that it cannot work here
 NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class or field for it
@@ -62,9 +65,10 @@ class ShardActor:
         self._arguments = (run_url, resources, handshake)
         self._worker: Worker | None = None
         self._metrics = ShardMetrics()
+        self._images = 0  # of the shard under way
 
     def ready(self) -> str:
-        self._worker = Worker(*self._arguments)
+        self._worker = Worker(*self._arguments, on_image=self._count_image)
         return ray.get_runtime_context().get_node_id()
 
     def process(self, task: ShardTask) -> dict[str, Any]:
@@ -74,8 +78,29 @@ class ShardActor:
         except Exception:
             self._metrics.count_failed(task.step.name)
             raise
+        finally:
+            self._images = 0
         self._metrics.count_done(task.step.name, report)
         return report
+
+    @ray.method(concurrency_group=BESIDE)
+    def count_images(self) -> int:
+        """Answered while a shard is done."""
+        return self._images
+
+    def _count_image(self) -> None:
+        self._images += 1
+
+
+@dataclass
+class _Busy:
+    """An actor with a task, and what it told of it."""
+
+    actor: Any
+    task: ShardTask
+    since: float
+    images: int = 0
+    count: Any = None  # the answer of `count_images` that is on its way
 
 
 class RayExecutor:
@@ -89,7 +114,8 @@ class RayExecutor:
         self._run_url, self._resources, self._sight = run_url, resources, handshake
         self._needs = count_needs(RunFolder.open(run_url).settings["numerics"], resources)
         self._idle: list[Any] = []
-        self._running: dict[Any, tuple[Any, ShardTask, float]] = {}  # result → actor, task, start
+        self._running: dict[Any, _Busy] = {}  # by the result
+        self._counted_at = 0.0
         self._starting: dict[Any, Any] = {}  # answer of `ready` → actor
         self._failed_starts = 0  # since the last one that succeeded
         self._connection = contextlib.ExitStack()
@@ -119,7 +145,7 @@ class RayExecutor:
 
     @property
     def images_under_way(self) -> int:
-        return 0  # an actor speaks at the end of a shard
+        return sum(busy.images for busy in self._running.values())
 
     @property
     def _count(self) -> int:
@@ -127,20 +153,36 @@ class RayExecutor:
 
     def start(self, task: ShardTask) -> None:
         actor = self._idle.pop()
-        self._running[actor.process.remote(task)] = (actor, task, time.monotonic())
+        self._running[actor.process.remote(task)] = _Busy(actor, task, time.monotonic())
 
-    def wait(self, timeout_s: float) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+        self._count_images()
         answers, _ = ray.wait([*self._running, *self._starting], num_returns=1, timeout=timeout_s)
         outcomes = [self._collect(answer) for answer in answers if answer in self._running]
         for answer in answers:
             if answer in self._starting:
                 self._on_ready(answer)
         now, deadline_s = time.monotonic(), self._resources.shard_deadline_s
-        overdue = [r for r, (_, _, started) in self._running.items() if now - started > deadline_s]
+        overdue = [r for r, busy in self._running.items() if now - busy.since > deadline_s]
         return outcomes + [self._give_up(result) for result in overdue]
 
+    def _count_images(self) -> None:
+        """Ask every busy actor now and then, one call each, and never wait for what they answer."""
+        if time.monotonic() - self._counted_at < COUNT_EVERY_S:
+            return
+        asked = {busy.count: busy for busy in self._running.values() if busy.count is not None}
+        answers = ray.wait([*asked], num_returns=len(asked), timeout=0)[0] if asked else []
+        for answer in answers:
+            asked[answer].count = None
+            with contextlib.suppress(RayError):  # what became of the actor its shard's result says
+                asked[answer].images = ray.get(answer)
+        for busy in self._running.values():
+            busy.count = busy.count or busy.actor.count_images.remote()
+        self._counted_at = time.monotonic()
+
     def _collect(self, result: Any) -> Outcome:
-        actor, task, _ = self._running.pop(result)
+        busy = self._running.pop(result)
+        actor, task = busy.actor, busy.task
         try:
             report = ray.get(result)
         except RayTaskError as error:
@@ -154,9 +196,9 @@ class RayExecutor:
         return Outcome(task, "done", report)
 
     def _give_up(self, result: Any) -> Outcome:
-        actor, task, _ = self._running.pop(result)
-        self._replace(actor)
-        return Outcome(task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
+        busy = self._running.pop(result)
+        self._replace(busy.actor)
+        return Outcome(busy.task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
 
     def _on_ready(self, answer: Any) -> None:
         actor = self._starting.pop(answer)
@@ -181,7 +223,7 @@ class RayExecutor:
         self._start_actor()
 
     def _start_actor(self) -> None:
-        maker = ray.remote(ShardActor).options(
+        maker = ray.remote(concurrency_groups={BESIDE: 1})(ShardActor).options(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU", 0),
             max_restarts=0,
@@ -216,7 +258,7 @@ class RayExecutor:
         )
 
     def _shut_down(self) -> None:
-        busy = [actor for actor, _, _ in self._running.values()]
+        busy = [one.actor for one in self._running.values()]
         for actor in (*self._idle, *busy, *self._starting.values()):
             ray.kill(actor)
         self._connection.close()

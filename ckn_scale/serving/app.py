@@ -8,9 +8,7 @@ import ipaddress
 import logging
 import os
 import secrets
-import signal
 import socket
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ckn_scale.errors import InputError, RunFailed, SettingsError
+from ckn_scale.interrupts import wait_for_signal
 from ckn_scale.search.versions import open_version
 from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings, hash_keys
 from ckn_scale.storage.run_folder import RunFolder
@@ -72,7 +71,7 @@ def serve_run(
         if on_ready is not None:
             on_ready(Serving(_url(host, port), version, made_key))
         if block:
-            _wait_for_signal()
+            wait_for_signal()
 
 
 def resolve_access(
@@ -231,17 +230,3 @@ def _url(host: str, port: int) -> str:
 
 def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _wait_for_signal() -> None:
-    """Until SIGINT or SIGTERM; in a thread other than the main one, for ever."""
-    ended = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        ended.wait()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: ended.set()) for number in signals]
-    try:
-        ended.wait()
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

@@ -72,8 +72,9 @@ def plan_images(
     """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
 
     With `append` what `source` has beyond the plan becomes the next segment; without it another source
-    than the run's own is refused. Bad input is refused before anything is written: a source is listed,
-    and found to hold an image and enough of them to learn from (`at_least`), before the folder is made.
+    than the run's own, or other columns to keep, are refused. Bad input is refused before anything is
+    written: a source is listed, and found to hold an image and enough of them to learn from (`at_least`),
+    before the folder is made.
     """
     if normalise_url(run_url) in {normalise_url(one) for one in _as_list(source)}:
         raise InputError(
@@ -85,6 +86,7 @@ def plan_images(
         segments = read_segments(run)
         if segments and not append:
             _require_same_source(run, segments, source)
+            _require_same_columns(run, segments, keep)
             return run
         if _add_segment(run, settings, segments, listing or list_sorted(source, keep), source):
             return run
@@ -114,6 +116,20 @@ def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: So
             "to leave out what is gone, %s",
             *(now, run.url, _FRESH_START),
         )
+
+
+def _require_same_columns(run: RunFolder, segments: Sequence[Segment], keep: Sequence[str]) -> None:
+    """RunMismatch when other columns are asked for than the plan keeps; none asked for: those of the plan."""
+    planned = segments[-1].columns
+    if keep and set(keep) != set(planned):
+        raise RunMismatch(
+            f"{run.url} was planned with {_name_columns(planned)}, not with {_name_columns(keep)}: leave "
+            "--keep out to go on with it, or use another run folder"
+        )
+
+
+def _name_columns(names: Iterable[str]) -> str:
+    return " ".join(f"--keep {name}" for name in dict.fromkeys(names)) or "no --keep"
 
 
 def describe_source(source: Source) -> PlanSource:

@@ -180,7 +180,10 @@ def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         for key in keys[:_DIFFERENCES_SHOWN]
     ]
     more = f" (and {len(keys) - _DIFFERENCES_SHOWN} more)" if len(keys) > _DIFFERENCES_SHOWN else ""
-    raise RunMismatch(f"{url} was made with other settings: {'; '.join(parts)}{more}")
+    raise RunMismatch(
+        f"{url} was made with other settings: {'; '.join(parts)}{more}: give the --preset, --config, --set "
+        "and --device that it was planned with, or use another run folder"
+    )
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -41,6 +41,17 @@ if __name__ == "__main__":
     child.join()
 """
 
+IN_NATIVE_CODE = """
+import ctypes, signal
+from ckn_scale import interrupts
+
+interrupts.CLEANUP_S = 0.1
+interrupts.end_on_signals()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
+print("sleeping", flush=True)
+ctypes.CDLL(None).sleep(60)
+"""
+
 
 def _listen_to_signals():
     """As at a terminal, also where these tests run in the background, which ignores them."""
@@ -122,6 +133,25 @@ def test_interrupted_on_ray(photos, reference, start, tmp_path):
     _interrupt(process, mark, signal.SIGINT)
 
 
+def test_terminated_while_ray_starts(photos, reference, start, tmp_path):
+    """Its processes live until the driver ends them: one that has lost its raylet ends where it stands."""
+    run = copy_trained(reference, tmp_path / "run")
+    process, mark = start("index", photos, run, *tiny_options(), "--workers", "1", "--ray", "local")
+    raylet = wait_for(lambda: _find_child(process.pid, b"raylet/raylet"), "the raylet starts", process)
+    assert os.getsid(raylet) != process.pid
+    _interrupt(process, mark, signal.SIGTERM)
+
+
+def test_interrupted_in_native_code_ends_nevertheless(user_env):
+    command = [sys.executable, "-c", IN_NATIVE_CODE]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=user_env, preexec_fn=_listen_to_signals, **pipes) as process:
+        assert process.stdout.readline() == "sleeping\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", f"{SENTENCE}\n")
+    assert process.returncode == 130
+
+
 def test_first_child_is_started_without_the_signals_of_the_terminal(user_env, tmp_path):
     script = tmp_path / "first_child.py"
     script.write_text(FIRST_CHILD)
@@ -129,6 +159,10 @@ def test_first_child_is_started_without_the_signals_of_the_terminal(user_env, tm
         [sys.executable, script], env=user_env, capture_output=True, text=True, timeout=60
     )
     assert result.stdout == "True True\n", result.stderr
+
+
+def _find_child(pid: int, command: bytes) -> int | None:
+    return next((one for one in list_children(pid) if command in _read(f"/proc/{one}/cmdline")), None)
 
 
 def _workers_of(pid: int) -> list[int]:

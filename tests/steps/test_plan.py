@@ -280,3 +280,21 @@ def test_reserved_names_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(InputError, match="cannot be named thumbnail"):
         plan_images(str(tmp_path / "run"), settings(), listed, ["thumbnail"])
     assert not (tmp_path / "run").exists()
+
+
+def test_plan_images_refuses_other_kept_columns_than_the_plan_has(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / "list.csv").write_text("uri,title,price\na.jpg,one,2\n")
+
+    def again(*keep):
+        return plan_images(str(tmp_path / "run"), settings(), str(tmp_path / "list.csv"), keep)
+
+    again("title")
+    assert read_segments(again())[0].columns == {"title": "text"}, "none asked for: those of the plan"
+    again("title", "title")
+    refusal = r"planned with --keep title, not with --keep title --keep price: leave --keep out"
+    with pytest.raises(RunMismatch, match=refusal):
+        again("title", "price")
+    plan_images(str(tmp_path / "bare"), settings(), str(tmp_path / "list.csv"))
+    with pytest.raises(RunMismatch, match="planned with no --keep, not with --keep price"):
+        plan_images(str(tmp_path / "bare"), settings(), str(tmp_path / "list.csv"), ["price"])
