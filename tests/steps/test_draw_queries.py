@@ -17,8 +17,8 @@ from ckn_scale.steps.draw_queries import (
 )
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
-from ckn_scale.storage.run_records import Generation
-from ckn_scale.storage.stored_files import write_file
+from ckn_scale.storage.run_records import Generation, Version
+from ckn_scale.storage.stored_files import StoredFile, write_file
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ def publish(run, unasked_rows, shards):
         for image_id, rows in enumerate(unasked_rows)
     ]
     kept = write_outcomes(run, "first", outcomes, shards)
-    return {"segments": 1, "certificate": {"encoder": name_encoder(run), "outcomes": asdict(kept)}}
+    certificate = {"encoder": name_encoder(run), "outcomes": asdict(kept)}
+    return Version(1, "build", StoredFile("manifest", "0", 1), 1, 1, 1, {}, certificate=certificate)
 
 
 def append_three(folder, tmp_path, *overrides):
