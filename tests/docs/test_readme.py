@@ -49,13 +49,29 @@ def test_readme_names_the_presets_there_are():
     assert all(f"`{preset}`" in README for preset in list_presets())
 
 
-def test_readme_links_and_tree_exist():
-    for link in re.findall(r"\]\(([^)]+)\)", README):
+def test_readme_links_exist():
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    for link in links:
         assert (ROOT / link).exists(), link
+
+
+def test_readme_tree_is_the_tree():
+    """Each name is where the tree draws it, and `steps/` is drawn whole."""
     tree = README.split("## The path of an image")[1].split("```")[1]
-    for name in re.findall(r"(?<![\w/])([\w]+\.py|[\w]+/)", tree):
-        matches = [path for path in ROOT.glob(f"**/{name}") if ".venv" not in path.parts]
-        assert matches, f"{name} stands in the README's tree, but nowhere else"
+    drawn, parents = [], [ROOT]
+    for line in tree.splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r"\s{3,}", line.strip())[0].split()
+        drawn += [parents[depth] / name for name in names]
+        parents[depth + 1 :] = [drawn[-1]]
+    missing = [path for path in drawn if not path.exists()]
+    assert not missing
+    package = ROOT / "ckn_scale"
+    steps = {path for path in (package / "steps").glob("*.py") if path.name != "__init__.py"}
+    assert steps == {path for path in drawn if path.parent == package / "steps"}
+    rooms = {path.parent for path in package.glob("*/__init__.py")}
+    assert rooms <= set(drawn)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
