@@ -3,9 +3,9 @@
     python benchmarks/reduction.py --data DATA --train-images PHOTOS --others OTHER_PHOTOS [--seeds 1]
 
 DATA holds the folders holidays, oxford5k_mini and ukbench; networks and words are learned on PHOTOS, the
-forms of the vector on OTHER_PHOTOS, which are in no set. UKBench's score is in percent. Four tables:
-forms (VLAD, flattened, PCA), bytes an image, how many photographs it is learned on, and collections that
-have nothing but themselves to learn on.
+forms of the vector on OTHER_PHOTOS, which are in no set. UKBench's score is in percent. Five tables:
+forms (VLAD, flattened, PCA), bytes an image, how many photographs it is learned on, what a few bits lose over
+several rotations, and collections that have nothing but themselves to learn on.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 
 SETS = {"holidays": "holidays", "oxford5k_mini": "oxford", "ukbench": "ukbench"}
 LEARNED_ON = (50, 100, 200, 400, 800)
+ROTATIONS = 6
+GROUP = 8  # numbers that a vector quantiser encodes together, in as many bits
+LOST = f"points lost, bytes an image: mean and deviation over {ROTATIONS} rotations and all seeds"
 Store = Callable[[np.ndarray], np.ndarray]  # (N, D) rows → what is left of them
 Scores = dict[str, dict[str, list[float]]]  # by row and set, one for each seed
 
@@ -145,6 +148,21 @@ def score_learned_on(one: Vectors, others: np.ndarray) -> Iterator[tuple[str, fl
         yield f"{count} photographs", one.score(learned.apply(one.rows))
 
 
+def score_lost(one: Vectors, others: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Points that few bits cost, once for each of several rotations: one alone says little."""
+    flat = learn_flattening(others, background=True, min_images=2).apply(one.rows)
+    exact, codebook = one.score(flat), fit_groups()
+    for seed in range(ROTATIONS):
+        flips = np.random.default_rng(seed).choice(np.float32([-1, 1]), flat.shape[1])
+        turned = flat * flips  # other signs before the fixed transform are another rotation
+        for bits in (1, 2):
+            left = one.score(turned, lambda rows: quantise(rows, bits))  # noqa: B023
+            name = "signs" if bits == 1 else f"{bits} bits"
+            yield f"{name}, {bits * flat.shape[1] // 8:,}", exact - left
+        left = one.score(turned, lambda rows: quantise_groups(rows, codebook))
+        yield f"{GROUP} numbers in {GROUP} bits, {flat.shape[1] // 8:,}", exact - left
+
+
 def score_itself(name: str, one: Vectors) -> Iterator[tuple[str, list[float]]]:
     """VLAD, flattened by what the collection itself teaches, and the same with equal weights."""
     for title, part in cut_collections(name, one):
@@ -169,15 +187,38 @@ def cut_collections(name: str, one: Vectors) -> Iterator[tuple[str, Vectors]]:
 
 
 def quantise(rows: np.ndarray, bits: int) -> np.ndarray:
-    """Levels that are best for a normal distribution, after a rotation that makes one of any vector."""
+    """Levels that are best for a normal distribution."""
+    levels = fit_levels(bits)
+    borders = (levels[1:] + levels[:-1]) / 2
+    return keep_nearest(rows, lambda scaled: levels[np.searchsorted(borders, scaled)])
+
+
+def quantise_groups(rows: np.ndarray, codebook: np.ndarray) -> np.ndarray:
+    """Groups of numbers as their nearest vector of the (2^bits, GROUP) codebook."""
+    offsets = np.sum(codebook**2, axis=1) / 2
+
+    def nearest(scaled: np.ndarray) -> np.ndarray:
+        found = [np.argmax(row.reshape(-1, GROUP) @ codebook.T - offsets, axis=1) for row in scaled]
+        return codebook[np.stack(found)].reshape(scaled.shape)
+
+    return keep_nearest(rows, nearest)
+
+
+def keep_nearest(rows: np.ndarray, nearest: Store) -> np.ndarray:
+    """What `nearest` leaves of rows after a rotation, which makes normal variables of any vector."""
     rotation = Rotation(rows.shape[1])
     rotated = rotation.apply(rows)
     scale = np.sqrt(np.mean(rotated**2, axis=1, keepdims=True))
-    levels = fit_levels(bits)
-    borders = (levels[1:] + levels[:-1]) / 2
-    left = levels[np.searchsorted(borders, rotated / scale)].astype(np.float32) * scale
+    left = nearest(rotated / scale).astype(np.float32) * scale
     factors = np.sum(rotated * rotated, axis=1) / np.sum(left * rotated, axis=1)  # unbiased, as for signs
     return rotation.undo(left * factors[:, None])
+
+
+def fit_groups() -> np.ndarray:
+    points = np.random.default_rng(0).standard_normal((60_000, GROUP)).astype(np.float32)
+    clusters = import_faiss().Kmeans(GROUP, 2**GROUP, niter=30, seed=0)
+    clusters.train(points)
+    return clusters.centroids
 
 
 def fit_levels(bits: int) -> np.ndarray:
@@ -204,10 +245,14 @@ def tell(what: str, done: int, total: int) -> None:
         print(f"  {what}: {total}", flush=True)
 
 
-def print_table(title: str, scores: Scores) -> None:
+def print_table(title: str, scores: Scores, *, spread: bool = False) -> None:
     names = list(SETS)
-    rows = [[row, *(f"{np.mean(found[name]):.1f}" for name in names)] for row, found in scores.items()]
+    rows = [[row, *(show(found[name], spread) for name in names)] for row, found in scores.items()]
     print(f"\n{title}\n\n{format_table(['', *names], rows)}", flush=True)
+
+
+def show(scores: Sequence[float], spread: bool) -> str:
+    return f"{np.mean(scores):.2f} ± {np.std(scores):.2f}" if spread else f"{np.mean(scores):.1f}"
 
 
 def main() -> None:
@@ -227,6 +272,7 @@ def main() -> None:
         f"forms, learned on {len(others)} other photographs": score_forms,
         "bytes an image, flattened on the same": score_stored,
         "how many photographs it is learned on": score_learned_on,
+        LOST: score_lost,
     }
     scores: dict[str, Scores] = {title: defaultdict(lambda: defaultdict(list)) for title in tables}
     own: dict[str, list[list[float]]] = defaultdict(list)
@@ -239,7 +285,7 @@ def main() -> None:
             for row, found in score_itself(name, one):
                 own[row].append(found)
     for title, table in scores.items():
-        print_table(title, table)
+        print_table(title, table, spread=title == LOST)
     rows = [[row, *(f"{score:.1f}" for score in np.mean(found, axis=0))] for row, found in own.items()]
     header = ["", "VLAD", "flattened", "with equal weights"]
     print(f"\ncollections with nothing but themselves to learn on\n\n{format_table(header, rows)}")

@@ -113,6 +113,19 @@ def list_children(pid: int) -> list[int]:
     return []
 
 
+def read_bytes(path: str) -> bytes:
+    """A file of /proc; empty when its process has ended."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
+
+
+def listen_to_signals() -> None:
+    """For `preexec_fn`: as at a terminal, also where tests run in the background, which ignores them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def find_marked(mark: str) -> list[int]:
     """Processes of a cluster, by what stands in their environment; zombies have none."""
     wanted = f"{MARK}={mark}".encode()

@@ -145,8 +145,7 @@ def name_encoder(run: RunFolder) -> str:
 def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], set[int]]:
     """The outcomes that can be taken over, and the index shards that were asked or stood by then.
 
-    None when they are damaged: then all is asked anew. A query whose vector is lost cannot be asked of
-    what is new, so its outcome is not taken over.
+    None when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
     """
     if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
         return [], set()
@@ -155,8 +154,9 @@ def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list
     except CorruptData:
         return [], set()
     outcomes = [_as_outcome(one) for one in body["outcomes"]]
-    lost = {file for file in {one.file for one in outcomes} if find_damage(run.store, [file])}
-    return [one for one in outcomes if one.file not in lost], set(body["index_shards"])
+    if find_damage(run.store, {one.file for one in outcomes}):
+        return [], set()
+    return outcomes, set(body["index_shards"])
 
 
 def _list_candidates(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
+import httpx
 import pytest
 from photo_runs import (
     assert_conserved,
@@ -22,7 +25,8 @@ from photo_runs import (
     tiny_options,
     wait_for,
 )
-from ray_nodes import MARK, find_marked, list_children
+from ray_head import free_ports
+from ray_nodes import MARK, find_marked, list_children, listen_to_signals, read_bytes
 
 from ckn_scale.interrupts import SENTENCE
 
@@ -42,21 +46,22 @@ if __name__ == "__main__":
 """
 
 IN_NATIVE_CODE = """
-import ctypes, signal
+import ctypes, signal, sys, threading
 from ckn_scale import interrupts
+
+def tell():
+    with gate:
+        print("sleeping", flush=True)
 
 interrupts.CLEANUP_S = 0.1
 interrupts.end_on_signals()
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
-print("sleeping", flush=True)
-ctypes.CDLL(None).sleep(60)
+gate, sleep = threading.Lock(), ctypes.CDLL(None).sleep
+with gate:
+    threading.Thread(target=tell, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
+    sys.setswitchinterval(60)  # the other thread goes on when this one is in native code, not before
+sleep(60)
 """
-
-
-def _listen_to_signals():
-    """As at a terminal, also where these tests run in the background, which ignores them."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def start(user_env):
     def call(*arguments):
         command = index_command(*arguments)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        options = {"start_new_session": True, "preexec_fn": _listen_to_signals, **pipes}
+        options = {"start_new_session": True, "preexec_fn": listen_to_signals, **pipes}
         started.append(subprocess.Popen(command, env=env, **options))
         return started[-1], env[MARK]
 
@@ -142,10 +147,42 @@ def test_terminated_while_ray_starts(photos, reference, start, tmp_path):
     _interrupt(process, mark, signal.SIGTERM)
 
 
+def test_interrupted_demo(start, tmp_path):
+    folder, (port,) = tmp_path / "demo", free_ports(1)
+    process, mark = start("demo", "--folder", folder, "--port", str(port))
+    wait_for(_has_begun(folder / "run", "sample_patches"), "its images are sampled", process)
+    _interrupt(process, mark, signal.SIGINT)
+
+
+def test_interrupted_server_ends_well_while_it_answers(photos, reference, start):
+    """Ctrl-C is how a server ends: there is nothing to go on with, and it is no failure."""
+    (port,) = free_ports(1)
+    process, mark = start("serve", reference, "--port", str(port))
+    assert "(Ctrl-C ends it)" in process.stdout.readline()
+    codes = []
+    asking = threading.Thread(target=_ask_until_it_ends, args=(port, photos / "coffee.jpg", codes))
+    asking.start()
+    wait_for(lambda: codes, "it answers", process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    asking.join()
+    assert process.returncode == 0, stderr
+    assert stderr.splitlines() == [f"opening {reference} …"]
+    assert codes[0] == 200
+    wait_for(lambda: not find_marked(mark), "all processes are gone")
+
+
+def _ask_until_it_ends(port, image, codes):
+    body = {"image": base64.b64encode(image.read_bytes()).decode()}
+    with contextlib.suppress(httpx.TransportError):
+        while True:
+            codes.append(httpx.post(f"http://127.0.0.1:{port}/v1/search", json=body, timeout=30).status_code)
+
+
 def test_interrupted_in_native_code_ends_nevertheless(user_env):
     command = [sys.executable, "-c", IN_NATIVE_CODE]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=user_env, preexec_fn=_listen_to_signals, **pipes) as process:
+    with subprocess.Popen(command, env=user_env, preexec_fn=listen_to_signals, **pipes) as process:
         assert process.stdout.readline() == "sleeping\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", f"{SENTENCE}\n")
@@ -162,18 +199,12 @@ def test_first_child_is_started_without_the_signals_of_the_terminal(user_env, tm
 
 
 def _find_child(pid: int, command: bytes) -> int | None:
-    return next((one for one in list_children(pid) if command in _read(f"/proc/{one}/cmdline")), None)
+    return next((one for one in list_children(pid) if command in read_bytes(f"/proc/{one}/cmdline")), None)
 
 
 def _workers_of(pid: int) -> list[int]:
-    return [child for child in list_children(pid) if b"spawn_main" in _read(f"/proc/{child}/cmdline")]
+    return [child for child in list_children(pid) if b"spawn_main" in read_bytes(f"/proc/{child}/cmdline")]
 
 
 def _imports_numpy(pid: int) -> bool:
-    return b"numpy" in _read(f"/proc/{pid}/maps")
-
-
-def _read(path: str) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(path).read_bytes()
-    return b""
+    return b"numpy" in read_bytes(f"/proc/{pid}/maps")

@@ -24,7 +24,9 @@ from photo_runs import (
     wait_for,
 )
 from poison import POISON, assert_two_rows_lost, copy_with_poison, poison_options
-from ray_nodes import RayNodes
+from ray_nodes import RayNodes, listen_to_signals, read_bytes
+
+from ckn_scale.interrupts import SENTENCE
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,10 @@ def start_driver(cluster):
     def start(photos, run, workers, *options):
         command = index_command("index", photos, run, *tiny_options(), "--workers", str(workers), *options)
         command += ["--ray", "auto"]
-        drivers.append(subprocess.Popen(command, env=cluster.driver_env, stderr=subprocess.PIPE, text=True))
+        options = {"start_new_session": True, "preexec_fn": listen_to_signals}
+        drivers.append(
+            subprocess.Popen(command, env=cluster.driver_env, stderr=subprocess.PIPE, text=True, **options)
+        )
         return drivers[-1]
 
     yield start
@@ -70,6 +75,11 @@ def _wait_until_encoding(run, driver, workers):
     return wait_for(find_workers, "every worker recorded a shard", driver)
 
 
+def _list_actors(cluster):
+    workers = [pid for node in cluster.nodes for pid in cluster.list_workers(node)]
+    return [pid for pid in workers if b"ShardActor" in read_bytes(f"/proc/{pid}/cmdline")]
+
+
 def _stop_in_a_shard(pid):
     """From now on the worker holds a shard: if it was between two, it has been handed the next."""
     os.kill(pid, signal.SIGSTOP)
@@ -87,6 +97,21 @@ def test_three_actors_on_three_nodes_give_the_same_bytes(
 
 def test_one_actor_gives_the_same_bytes(run, photos, reference_digests, start_driver):
     _finish(start_driver(photos, run, 1))
+    assert digests_of(run) == reference_digests
+
+
+def test_interrupted_driver_leaves_no_actor_on_the_cluster(
+    cluster, run, photos, reference_digests, start_driver
+):
+    driver = start_driver(photos, run, 2)
+    _wait_until_encoding(run, driver, 2)
+    os.killpg(driver.pid, signal.SIGINT)
+    _, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 130, stderr
+    assert stderr.splitlines()[-1] == SENTENCE
+    assert "Traceback" not in stderr
+    wait_for(lambda: not _list_actors(cluster), "its actors are gone")
+    _finish(start_driver(photos, run, 2))
     assert digests_of(run) == reference_digests
 
 

@@ -147,15 +147,12 @@ def test_half_of_the_queries_stay_those_that_were_asked_everywhere(folder, tmp_p
     assert [one.image_id for one in draw.taken_over] == [0, 4, 5, 6, 7]
 
 
-def test_a_query_whose_vector_is_lost_is_not_taken_over(folder, tmp_path):
+def test_all_is_asked_anew_where_the_vector_of_a_query_is_lost(folder, tmp_path):
     run, _ = plan(folder, tmp_path)
-    current = publish(run, [0] * 16, range(4))
+    current = publish(run, [0] * 16, range(20))
     (tmp_path / "run" / "queries" / "5.parquet").write_bytes(b"damage")
-    (tmp_path / "run" / "queries" / "7.parquet").unlink()
-    draw = draw_queries(*append_three(folder, tmp_path), range(5), current)
-    left = {one.image_id for one in draw.taken_over}
-    assert {5, 7}.isdisjoint(left)
-    assert len(left) == 13
+    draw = draw_queries(*append_three(folder, tmp_path), range(21), current)
+    assert (len(draw.asked), draw.taken_over, draw.new_shards) == (16, (), tuple(range(21)))
 
 
 def test_appends_of_one_image_each_do_not_all_ask_the_same_view(folder, tmp_path):

@@ -15,9 +15,17 @@ from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.core.specs import ReductionSpec
 from ckn_scale.processes import SPAWN
-from ckn_scale.runs.estimate import _on_line, _reduction_bytes, count_sgd_steps, estimate_run, list_sizes
+from ckn_scale.runs.estimate import (
+    SAMPLE_STEPS,
+    _on_line,
+    _reduction_bytes,
+    count_sgd_steps,
+    estimate_run,
+    list_sizes,
+)
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.train_reduction import learn_reduction
+from ckn_scale.storage.run_folder import RunFolder
 
 
 def test_what_was_measured_twice_goes_on_in_a_line():
@@ -91,7 +99,7 @@ def read_memory(name):
 
 @pytest.mark.parametrize(
     ("method", "count", "dim", "directions"),
-    [("flatten", 3072, 4096, 96), ("pca", 600, 32768, 140), ("pca", 1500, 2048, 700)],
+    [("flatten", 3072, 4096, 96), ("pca", 600, 32768, 140), ("pca", 1800, 1024, 460)],
     ids=["pairs and a block", "directions", "eigenvectors"],
 )
 def test_memory_of_the_reduction_is_predicted_within_a_quarter(method, count, dim, directions):
@@ -109,6 +117,18 @@ def test_bytes_are_predicted_within_a_quarter(photos, tmp_path):
     sizes = {path: path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file()}
     samples = sum(size for path, size in sizes.items() if "samples" in path.relative_to(tmp_path).parts)
     assert 0.75 < estimate.sample_bytes / samples < 1.25
+    assert _find_sampling_steps(RunFolder.open(run)) == set(SAMPLE_STEPS)
     assert set(estimate.steps) > {"sample_patches", "train_layer", "encode_images", "certify_index"}
-    assert estimate.steps["encode_images"].seconds > 0
+    for step in ("sample_patches", "train_layer", "sample_vlads", "encode_images"):
+        assert estimate.steps[step].seconds > 0, step
     assert any("samples until it is published" in line for line in estimate.lines())
+
+
+def _find_sampling_steps(run):
+    """The steps that wrote below samples/."""
+    commits = [commit for log in run.logs() for commit in run.commits(log).committed().values()]
+    return {
+        commit.step.split("-")[0]
+        for commit in commits
+        if any(file.path.startswith("samples/") for file in commit.files.values())
+    }
