@@ -17,6 +17,7 @@ from ckn_scale.cli.options import (
     Config,
     Device,
     DryRun,
+    GpusPerWorker,
     Images,
     Keep,
     KeepSamples,
@@ -44,6 +45,7 @@ def index(
     override: Override = None,
     workers: Workers = 2,
     ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
     device: Device = "auto",
     models: Models = None,
     background: Background = None,
@@ -78,7 +80,7 @@ def index(
         images,
         run,
         settings,
-        parse_resources({"workers": workers, "ray": ray}),
+        parse_resources({"workers": workers, "ray": ray, "gpus_per_worker": gpus_per_worker}),
         keep=keep or [],
         append=append,
         models=models,
@@ -139,6 +141,7 @@ def sample(
     run: Run,
     workers: Workers = 2,
     ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
     background: Background = None,
     quiet: Quiet = False,
 ) -> None:
@@ -147,7 +150,7 @@ def sample(
     \b
     ckn-scale sample run/ --workers 4
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, settings):
+    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, settings):
         from ckn_scale import pipeline
         from ckn_scale.steps.plan_images import record_background
 
@@ -156,37 +159,55 @@ def sample(
         pipeline.sample(driver)
 
 
-def train(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+def train(
+    run: Run,
+    workers: Workers = 2,
+    ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
+    quiet: Quiet = False,
+) -> None:
     """Learn the networks, projections, words and the reduction from the sample.
 
     \b
     ckn-scale train run/
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, _):
+    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
         from ckn_scale import pipeline
 
         pipeline.train(driver)
 
 
-def encode(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+def encode(
+    run: Run,
+    workers: Workers = 2,
+    ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
+    quiet: Quiet = False,
+) -> None:
     """Every planned image once: state, vector, strongest points, thumbnail.
 
     \b
     ckn-scale encode run/ --ray auto --workers 16
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, _):
+    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
         from ckn_scale import pipeline
 
         pipeline.encode(driver)
 
 
-def build(run: Run, workers: Workers = 2, ray: Ray = None, quiet: Quiet = False) -> None:
+def build(
+    run: Run,
+    workers: Workers = 2,
+    ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
+    quiet: Quiet = False,
+) -> None:
     """Index shards of what is encoded.
 
     \b
     ckn-scale build run/
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, _):
+    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
         from ckn_scale import pipeline
 
         pipeline.build(driver)
@@ -196,6 +217,7 @@ def publish(
     run: Run,
     workers: Workers = 2,
     ray: Ray = None,
+    gpus_per_worker: GpusPerWorker = 1.0,
     accept: Accept = False,
     keep_samples: KeepSamples = False,
     quiet: Quiet = False,
@@ -205,7 +227,7 @@ def publish(
     \b
     ckn-scale publish run/
     """
-    with _open_driver(run, workers, ray, quiet) as (driver, _):
+    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
         from ckn_scale import pipeline
 
         version = pipeline.publish(driver, accept=accept, keep_samples=keep_samples)
@@ -219,7 +241,9 @@ def register(app: typer.Typer) -> None:
 
 
 @contextmanager
-def _open_driver(run: str, workers: int, ray: str | None, quiet: bool) -> Iterator[tuple[Driver, Settings]]:
+def _open_driver(
+    run: str, workers: int, ray: str | None, gpus_per_worker: float, quiet: bool
+) -> Iterator[tuple[Driver, Settings]]:
     announce(f"opening {run}", quiet=quiet)
     from ckn_scale.cli.progress import ProgressLine
     from ckn_scale.config import parse_resources, parse_settings
@@ -227,7 +251,7 @@ def _open_driver(run: str, workers: int, ray: str | None, quiet: bool) -> Iterat
     from ckn_scale.storage.run_folder import RunFolder
 
     opened = RunFolder.open(run)
-    resources = parse_resources({"workers": workers, "ray": ray})
+    resources = parse_resources({"workers": workers, "ray": ray, "gpus_per_worker": gpus_per_worker})
     with open_driver(opened, resources, ProgressLine(quiet=quiet)) as driver:
         yield driver, parse_settings(opened.settings)
 

@@ -21,6 +21,7 @@ Config = Annotated[str | None, typer.Option("--config", help="A TOML file of set
 Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes or Ray actors; 0: this process itself.")]
 Ray = Annotated[str | None, typer.Option(help="local: a Ray of its own; auto: the cluster this runs in.")]
+GpusPerWorker = Annotated[float, typer.Option(help="Of a Ray actor, with --device cuda; may be a part.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option(help="Where the run computes, settled by its plan; auto: cuda where workers see one."),
