@@ -25,7 +25,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ckn_scale.core.augmentations import VIEWS, encode_jpeg
+from ckn_scale.core.augmentations import VIEWS
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, PHOTOS_TOO, read_photo
 
 SIDE_PX = (96, 128)

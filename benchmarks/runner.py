@@ -32,9 +32,9 @@ import numpy as np
 from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.core.augmentations import VIEWS, encode_jpeg, render_view
+from ckn_scale.core.augmentations import VIEWS, render_view
 from ckn_scale.core.encoder import ImageEncoder, PreparedImage
-from ckn_scale.core.images import decode_image, encode_thumbnail
+from ckn_scale.core.images import decode_image, encode_jpeg, encode_thumbnail
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.preprocessor import detect_keypoints

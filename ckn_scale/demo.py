@@ -21,8 +21,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ckn_scale.core.augmentations import decode_jpeg, encode_jpeg, render_view
-from ckn_scale.core.images import decode_image
+from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.images import decode_image, decode_jpeg, encode_jpeg
 from ckn_scale.core.specs import ImageSpec
 from ckn_scale.errors import InputError, MissingDependency
 

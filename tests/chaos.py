@@ -25,7 +25,8 @@ from photo_runs import OVERRIDES, assert_conserved, digests_of, index_command, t
 from ray_nodes import RayNodes, send_signal
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.augmentations import VIEWS, encode_jpeg, render_view
+from ckn_scale.core.augmentations import VIEWS, render_view
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.pipeline import index_images
 from ckn_scale.runs.collect_garbage import find_garbage

@@ -30,7 +30,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_photos(folder: Path) -> Path:
     """Photographs, a tilted view of each, distractors, and one file that is no image."""
-    from ckn_scale.core.augmentations import encode_jpeg, render_view
+    from ckn_scale.core.augmentations import render_view
+    from ckn_scale.core.images import encode_jpeg
     from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
     for name in PHOTOS:
@@ -99,7 +100,8 @@ def copy_trained(reference: Path, target: Path) -> Path:
 
 def background_photos(folder: Path) -> Path:
     """Views of what the photo set does not show."""
-    from ckn_scale.core.augmentations import encode_jpeg, render_view
+    from ckn_scale.core.augmentations import render_view
+    from ckn_scale.core.images import encode_jpeg
     from ckn_scale.demo import DISTRACTORS, PHOTOS_TOO, read_photo
 
     for name in (*DISTRACTORS, *PHOTOS_TOO):

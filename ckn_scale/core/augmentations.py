@@ -10,6 +10,8 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
+from ckn_scale.core.images import decode_jpeg, encode_jpeg
+
 View = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -86,17 +88,3 @@ def render_view(image: np.ndarray, name: str, seed: int) -> np.ndarray:
     if name not in VIEWS:
         raise ValueError(f"no view named {name!r}; there are: {', '.join(VIEWS)}")
     return VIEWS[name](image, np.random.default_rng(seed))
-
-
-def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
-    done, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
-    if not done:
-        raise ValueError(f"no JPEG of an image of shape {image.shape}")
-    return data.tobytes()
-
-
-def decode_jpeg(data: bytes) -> np.ndarray:
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    if pixels is None:
-        raise ValueError("not a JPEG")
-    return np.ascontiguousarray(pixels[:, :, ::-1])

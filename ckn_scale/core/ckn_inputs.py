@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ckn_scale.core.ckn_model import INPUT_CHANNELS, input_positions
+from ckn_scale.core.images import to_luma
 from ckn_scale.core.specs import CknSpec
 
 # Directions below this share of the largest variance are rounding, not texture. That they are cut off, not
@@ -166,7 +167,7 @@ def convert_to_luma(patches: np.ndarray) -> np.ndarray:
         return patches.reshape(patches.shape[:3])
     count, side = patches.shape[:2]
     rows = np.ascontiguousarray(patches).reshape(count * side, side, 3)
-    return cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY).reshape(count, side, side)
+    return to_luma(rows).reshape(count, side, side)
 
 
 def split_colours(patches: np.ndarray) -> np.ndarray:

@@ -71,9 +71,6 @@ class ImageEncoder:
     def encode_bytes(self, data: bytes, box: Sequence[float] | None = None) -> EncodedImage:
         return self.encode_prepared([self.preprocessor.prepare(data, box)])[0]
 
-    def encode_pixels(self, image: np.ndarray) -> EncodedImage:
-        return self.encode_prepared([self.preprocessor.prepare_pixels(image)])[0]
-
     def encode_prepared(
         self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
     ) -> list[EncodedImage]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ckn_scale.core.keypoints import Keypoints, empty_keypoints
 from ckn_scale.core.orientation import orient_frames
+from ckn_scale.core.sampling import smallest
 from ckn_scale.core.scale_space import (
     FIRST_SIGMA_PX,
     LEVEL_SIGMAS_PX,
@@ -53,20 +54,11 @@ def choose_points(space: ScaleSpace, count: int, scale_weight: float) -> Points:
     extrema = space.extrema
     sigma_px = LEVEL_SIGMAS_PX[extrema.levels] * np.exp2(extrema.octaves)
     ranks = extrema.strengths * sigma_px.astype(np.float32) ** scale_weight
-    spare = largest(ranks, int(SPARE_FACTOR * count) + SPARE)
+    spare = smallest(-ranks, int(SPARE_FACTOR * count) + SPARE)
     points = refine_extrema(space, extrema.select(spare))
     responses = points.responses * points.sigma_px**scale_weight
-    best = largest(responses, count)
+    best = smallest(-responses, count)
     return Points(points.octaves, points.x_px, points.y_px, points.sigma_px, responses).select(best)
-
-
-def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest values, largest first, ties by index."""
-    chosen = np.arange(len(values))
-    if 0 < count < len(values):
-        # Only the value at the cut is taken from `partition`: the order of its ties is not defined.
-        chosen = np.flatnonzero(values >= np.partition(values, -count)[-count])
-    return chosen[np.argsort(-values[chosen], kind="stable")][:count]
 
 
 def refine_extrema(space: ScaleSpace, extrema: Extrema) -> Points:

@@ -29,9 +29,6 @@ class Keypoints:
     def scales_px(self) -> np.ndarray:
         return np.sqrt(np.abs(np.linalg.det(self.frames[:, :, :2])))
 
-    def strongest(self, count: int) -> Keypoints:
-        return Keypoints(self.frames[:count], self.responses[:count])
-
 
 def empty_keypoints() -> Keypoints:
     return Keypoints(np.empty((0, 2, 3), np.float32), np.empty(0, np.float32))

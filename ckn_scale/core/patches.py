@@ -47,17 +47,6 @@ def _warp_patches(
         cv2.cvtColor(out.reshape(*rows, 4), cv2.COLOR_RGBA2RGB, patches.reshape(*rows, 3))
 
 
-def patches_to_luma(patches: np.ndarray) -> np.ndarray:
-    """(N, S, S) uint8 luma of (N, S, S, 3) uint8 patches; (N, S, S) stays as it is."""
-    if patches.ndim == 3:
-        return patches
-    num, height, width, _ = patches.shape
-    if num == 0:
-        return np.empty((0, height, width), np.uint8)
-    luma = cv2.cvtColor(patches.reshape(num * height, width, 3), cv2.COLOR_RGB2GRAY)
-    return luma.reshape(num, height, width)
-
-
 def choose_levels(transforms: np.ndarray) -> np.ndarray:
     """The pyramid level (N,) at which the coarser axis of the patch has a pitch of 0.7 to 1.4 pixels."""
     a, b, c, d = transforms[:, :, :2].reshape(-1, 4).T

@@ -4,52 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ckn_scale.core.sampling import hash_priorities, smallest
-
-_BLOCK_ROWS = 16_384
+from ckn_scale.core.kmeans import cluster, find_nearest
 
 
 def fit_codebook(
     descriptors: np.ndarray, num_words: int, *, iterations: int = 25, seed: int = 0
 ) -> np.ndarray:
-    """Centroids (num_words, D) float32 of rows (N, D) by Lloyd's iterations.
-
-    Starts at rows chosen by hash; an empty word is restarted at the row farthest from its word.
-    """
+    """Centroids (num_words, D) float32 of rows (N, D) by k-means; ValueError when the rows are fewer."""
     if descriptors.ndim != 2 or len(descriptors) < num_words:
         raise ValueError(f"{num_words} words need as many descriptors (N, D), got {descriptors.shape}")
     rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
-    chosen = smallest(hash_priorities(seed, np.arange(len(rows))), num_words)
-    centroids = rows[torch.from_numpy(chosen)].clone()
-    for _ in range(iterations):
-        centroids = _update(rows, centroids)
-    return centroids.numpy()
-
-
-def _update(rows: Tensor, centroids: Tensor) -> Tensor:
-    words, distances = _find_nearest(rows, centroids)
-    sums = torch.zeros_like(centroids, dtype=torch.float64)
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        block = slice(start, start + _BLOCK_ROWS)
-        sums.index_add_(0, words[block], rows[block].double())
-    counts = torch.bincount(words, minlength=len(centroids))
-    empty = torch.nonzero(counts == 0).flatten()
-    farthest = torch.argsort(distances, descending=True, stable=True)[: len(empty)]
-    sums[empty], counts[empty] = rows[farthest].double(), 1
-    return (sums / counts[:, None]).float()
-
-
-def _find_nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each row and its squared distance."""
-    half_squares = centroids.square().sum(dim=1) / 2
-    words, scores = [], []
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        best = (rows[start : start + _BLOCK_ROWS] @ centroids.T - half_squares).max(dim=1)
-        words.append(best.indices)
-        scores.append(best.values)
-    return torch.cat(words), rows.square().sum(dim=1) - 2 * torch.cat(scores)
+    return cluster(rows, num_words, iterations=iterations, seed=seed).numpy()
 
 
 def assign_words(descriptors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
@@ -59,7 +25,7 @@ def assign_words(descriptors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     if len(descriptors) == 0:
         return np.empty(0, np.int64)
     rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
-    return _find_nearest(rows, torch.from_numpy(centroids))[0].numpy()
+    return find_nearest(rows, torch.from_numpy(centroids))[0].numpy()
 
 
 def aggregate_vlad(descriptors: np.ndarray, centroids: np.ndarray, *, intra_normalise: bool) -> np.ndarray:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.augmentations import VIEWS, encode_jpeg, render_view
+from ckn_scale.core.augmentations import VIEWS, render_view
 from ckn_scale.core.encoder import ImageEncoder
-from ckn_scale.core.images import decode_image
+from ckn_scale.core.images import decode_image, encode_jpeg
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import planted_queries_schema

@@ -9,7 +9,7 @@ import pytest
 from photo_runs import OVERRIDES, digests_of, index_here, read_commits, read_events
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.pipeline import index_images
 from ckn_scale.steps.certify_index import CertifyIndex

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from photo_runs import digests_of, index_here, parse, read_commits, tiny_options
 
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.storage.run_folder import RunFolder
 

@@ -23,7 +23,7 @@ from photo_runs import (
 
 from ckn_scale import step as step_module
 from ckn_scale.config import load_settings
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunFailed, RunMismatch
 from ckn_scale.failpoints import SHARD_VARIABLE

@@ -9,7 +9,7 @@ import pytest
 from web_hosts import WebHost
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.pipeline import open_driver, sample
 from ckn_scale.steps.plan_images import plan_images

@@ -9,7 +9,7 @@ import pytest
 from running_server import KEY, RunningServer, start_server, stop_server
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 from ckn_scale.pipeline import index_images
 

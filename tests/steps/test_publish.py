@@ -7,7 +7,7 @@ import shutil
 import pytest
 from photo_runs import index_here
 
-from ckn_scale.core.augmentations import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.errors import RunFailed
 from ckn_scale.steps.publish import Candidate, Failures, count_failures

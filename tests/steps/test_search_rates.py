@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckn_scale.config import Resources, load_settings, parse_settings
-from ckn_scale.core.augmentations import encode_jpeg, render_view
+from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.pipeline import train
 from ckn_scale.runners.driver import open_driver

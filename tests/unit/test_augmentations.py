@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.augmentations import VIEWS, decode_jpeg, encode_jpeg, render_view
+from ckn_scale.core.augmentations import VIEWS, render_view
+from ckn_scale.core.images import decode_jpeg, encode_jpeg
 
 
 @pytest.fixture

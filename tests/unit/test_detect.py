@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from ckn_scale.core.patches import extract_patches, patches_to_luma
+from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import KeypointSpec, PatchSpec
 
@@ -25,7 +25,6 @@ def test_detect_keypoints_shapes(image: np.ndarray, detector: Literal["hessian-a
     assert len(keypoints) > 0
     patches = extract_patches(image, keypoints, PatchSpec())
     assert patches.shape == (len(keypoints), 51, 51, 3)
-    assert patches_to_luma(patches).shape == (len(keypoints), 51, 51)
 
 
 def test_detect_keypoints_of_a_flat_image_is_empty() -> None:

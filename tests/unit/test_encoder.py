@@ -53,7 +53,9 @@ def test_similarity_of_a_mix_is_the_weighted_mean_of_its_channels():
     channels = (make_channel(0, 1.0), make_channel(1, 0.25))
     encoder = ImageEncoder(FRONT, channels, intra_normalise=True, reduction=None)
     images = [make_image(seed) for seed in (0, 1)]
-    first, second = (encoder.encode_pixels(image).vector for image in images)
+    first, second = (
+        one.vector for one in encoder.encode_prepared([FRONT.prepare_pixels(image) for image in images])
+    )
     parts = [alone(channel, images[0]) @ alone(channel, images[1]) for channel in channels]
     assert first @ second == pytest.approx(np.average(parts, weights=[1.0, 0.25]), abs=1e-5)
     assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
@@ -72,7 +74,7 @@ def test_a_vector_is_the_same_alone_and_in_company(method):
     }
     encoder = ImageEncoder(FRONT, channels, intra_normalise=True, reduction=fit[method]())
     together = np.stack([one.vector for one in encoder.encode_prepared(prepared)])
-    np.testing.assert_array_equal(together[7], encoder.encode_pixels(images[7]).vector)
+    np.testing.assert_array_equal(together[7], encoder.encode_prepared(prepared[7:8])[0].vector)
     np.testing.assert_array_equal(together, encoder.reduce(vlads))
     assert encoder.encode_prepared([]) == []
 

@@ -14,7 +14,6 @@ from ckn_scale.core.hessian_affine import (
     estimate_frames,
     fit_quadratic,
     is_blob,
-    largest,
     refine_extrema,
     solve_symmetric,
     upright_shapes,
@@ -130,14 +129,6 @@ def test_is_blob_refuses_edges_and_saddles() -> None:
     hessian = np.zeros((3, 3, len(curvatures)))
     hessian[0, 0], hessian[1, 1] = np.array(curvatures).T
     assert is_blob(hessian).tolist() == [True, True, False, False, False]
-
-
-def test_largest_breaks_ties_by_index() -> None:
-    values = np.array([1, 3, 2, 3, 2, 2], np.float32)
-    assert largest(values, 3).tolist() == [1, 3, 2]
-    assert largest(values, 100).tolist() == [1, 3, 2, 4, 5, 0]
-    assert largest(values, 6).tolist() == [1, 3, 2, 4, 5, 0]
-    assert largest(np.empty(0, np.float32), 3).tolist() == []
 
 
 def test_refine_extrema_moves_less_than_a_pixel() -> None:

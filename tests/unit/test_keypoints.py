@@ -16,14 +16,6 @@ def test_scales_px_by_hand() -> None:
     np.testing.assert_allclose(make_keypoints().scales_px, [4, 3])
 
 
-def test_strongest_keeps_the_first() -> None:
-    keypoints = make_keypoints()
-    assert len(keypoints.strongest(1)) == 1
-    np.testing.assert_array_equal(keypoints.strongest(1).frames[0], keypoints.frames[0])
-    assert len(keypoints.strongest(5)) == 2
-    assert len(keypoints.strongest(0)) == 0
-
-
 def test_empty_keypoints() -> None:
     keypoints = empty_keypoints()
     assert len(keypoints) == 0

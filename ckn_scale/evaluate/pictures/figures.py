@@ -8,6 +8,7 @@ import torch
 
 from ckn_scale.core.ckn_inputs import InputSubpatches
 from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.images import to_luma
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.specs import CknSpec, LayerSpec
 from ckn_scale.evaluate.matching import REGION_SCALES, match_greedily, measure_distances
@@ -95,7 +96,7 @@ def spread_keypoints(keypoints: Keypoints, count: int) -> Keypoints:
 
 def fade(image: np.ndarray, share: float) -> np.ndarray:
     """Towards grey, so that what is drawn on it stands out."""
-    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    grey = cv2.cvtColor(to_luma(image), cv2.COLOR_GRAY2RGB)
     return cv2.addWeighted(grey, share * 0.75, image, 1 - share, 20)
 
 
