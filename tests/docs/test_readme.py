@@ -1,4 +1,4 @@
-"""What is written down is run: verbs, paths, job commands and the tree in the README."""
+"""What is written down is there: help, paths, job commands and the tree in the README."""
 
 from __future__ import annotations
 
@@ -29,13 +29,6 @@ def _commands(text: str, program: str) -> list[list[str]]:
 
 def _verbs() -> list[str]:
     return sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-
-
-def test_readme_commands_are_accepted_by_the_command_line():
-    commands = _commands(README, "ckn-scale")
-    assert len(commands) >= 5
-    for command in commands:
-        assert command[1] in _verbs(), command
 
 
 @pytest.mark.parametrize("verb", _verbs())
@@ -79,10 +72,11 @@ def test_job_docstring_is_its_submit_command(job):
     (command,) = _commands(ast.get_docstring(ast.parse(job.read_text())) or "", "ray job submit")
     entry = command[command.index("--") + 1 :]
     assert entry[:2] == ["python", f"jobs/{job.name}"]
-    result = subprocess.run([sys.executable, str(job), "--help"], capture_output=True, text=True)
+    verb = ["images"] if job.stem == "evaluate" else []
+    result = subprocess.run([sys.executable, str(job), *verb, "--help"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for option in (part for part in entry if part.startswith("--")):
-        assert option in result.stdout or job.stem == "evaluate", option
+        assert option in result.stdout, option
 
 
 def test_make_targets_of_the_readme_exist():
