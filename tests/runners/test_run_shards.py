@@ -35,7 +35,7 @@ class ScriptedExecutor:
         self.seen.append(task)
         self.most = max(self.most, len(self.running))
 
-    def wait(self, timeout_s):
+    def wait(self, timeout_s, tell=None):
         task = self.running.pop()
         if not self.script[task.shard_id]:
             return [Outcome(task, "done", {"images": 3})]
