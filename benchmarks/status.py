@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ckn_scale.config import load_settings
-from ckn_scale.storage.builds import ENCODED
 from ckn_scale.storage.records import encode_record, new_attempt
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
 from ckn_scale.storage.run_records import Generation, PlanSource, Segment
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
@@ -57,7 +56,7 @@ def make_run(folder: Path, num_shards: int) -> RunFolder:
     )
     run.plan.create(segment)
     run.models.create(Generation(1, {"encoder": name_file("models", 0)}))
-    commits = folder / "commits" / ENCODED
+    commits = folder / "commits" / ENCODE_IMAGES
     commits.mkdir(parents=True)
     for shard_id in range(num_shards):
         record = encode_record(make_commit(shard_id).to_body())
@@ -67,7 +66,7 @@ def make_run(folder: Path, num_shards: int) -> RunFolder:
 
 def make_commit(shard_id: int) -> Commit:
     return Commit(
-        step=ENCODED,
+        step=ENCODE_IMAGES,
         shard_id=shard_id,
         generation=1,
         attempt=new_attempt(),

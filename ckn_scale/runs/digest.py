@@ -15,10 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.errors import CorruptData
-from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.plans import read_segments
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import (
+    DESCRIPTORS_STAGE,
+    ENCODE_IMAGES,
+    THUMBNAILS_STAGE,
+    VECTORS_STAGE,
+    RunFolder,
+)
 from ckn_scale.storage.stored_files import read_table
 
 
@@ -26,9 +31,9 @@ def digest_run(run: RunFolder) -> dict[str, str]:
     return {
         "plan": digest_rows(_read_plan(run)),
         "models": _digest_models(run),
-        "vectors": digest_rows(_read_stage(run, "vectors")),
-        "descriptors": digest_rows(_read_stage(run, "descriptors")),
-        "thumbnails": digest_rows(_read_stage(run, "thumbnails")),
+        "vectors": digest_rows(_read_stage(run, VECTORS_STAGE)),
+        "descriptors": digest_rows(_read_stage(run, DESCRIPTORS_STAGE)),
+        "thumbnails": digest_rows(_read_stage(run, THUMBNAILS_STAGE)),
         "index": _digest_index(run),
     }
 
@@ -40,7 +45,7 @@ def _read_plan(run: RunFolder) -> Iterator[pa.Table]:
 
 
 def _read_stage(run: RunFolder, stage: str) -> Iterator[pa.Table]:
-    for _, commit in sorted(run.commits(EncodeImages.name).committed().items()):
+    for _, commit in sorted(run.commits(ENCODE_IMAGES).committed().items()):
         yield read_table(run.store, commit.files[stage])
 
 

@@ -41,12 +41,12 @@ from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
-from ckn_scale.steps.sample_patches import PATCHES, SamplePatches
+from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.train_layers import SearchRates, TrainLayer
 from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.plans import PlannedImage, read_sample, read_segments
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import PATCHES_STAGE, RunFolder
 
 NUM_IMAGES = (8, 16)  # of the two small runs: enough for the reduction to be learned
 PATCHES_PER_IMAGE = 200  # that the small runs learn from
@@ -299,7 +299,7 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
         _do(PlantQueries(run, manifest, draw), costs)
         _do(CertifyIndex(run, manifest, draw), costs)
         sampled = run.commits(SamplePatches.name).committed().values()
-        num_patches = sum(commit.files[PATCHES].rows for commit in sampled)
+        num_patches = sum(commit.files[PATCHES_STAGE].rows for commit in sampled)
         vlad_dim, sgd_step_s = EncodeImages(run).encoder.dim, _time_sgd_step(run, small)
     sizes = list_sizes(small, len(images), len(images), num_patches)
     return Rehearsal(num_patches, vlad_dim, sgd_step_s, sizes, costs)

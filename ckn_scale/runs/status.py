@@ -10,9 +10,16 @@ import pyarrow.compute as pc
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.draw_queries import draw_queries
-from ckn_scale.storage.builds import BUILT, CERTIFIED, ENCODED, PLANTED, name_shards, number_index_shards
+from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.plans import PlanReader, count_shards, read_segments
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import (
+    BUILD_INDEX,
+    CERTIFY_INDEX,
+    ENCODE_IMAGES,
+    PLANT_QUERIES,
+    VECTORS_STAGE,
+    RunFolder,
+)
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import read_table
@@ -24,7 +31,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
     With a damaged plan nobody knows how many shards there are: no steps then, and `damaged` says why.
     """
     damaged = [what for log in (run.models, run.versions) for what in log.read_all()[1].values()]
-    encoded = run.commits(ENCODED).committed()
+    encoded = run.commits(ENCODE_IMAGES).committed()
     try:
         segments = read_segments(run)
         steps = list(_list_steps(run, segments, encoded)) if segments else []
@@ -56,7 +63,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 def list_failures(run: RunFolder, state: str | None = None) -> Iterator[dict[str, Any]]:
     """Every image that could not be used: id, uri, state, reason, in id order."""
     reader = PlanReader(run, read_segments(run))
-    commits = run.commits(ENCODED).committed()
+    commits = run.commits(ENCODE_IMAGES).committed()
     for shard_id in shards_with_failures(run, state):
         yield from _failures_of(run, reader, shard_id, commits[shard_id], state)
 
@@ -65,7 +72,7 @@ def shards_with_failures(run: RunFolder, state: str | None = None) -> list[int]:
     """Encoded shards that hold images which are not `ok`, or of one state."""
     return sorted(
         shard_id
-        for shard_id, commit in run.commits(ENCODED).committed().items()
+        for shard_id, commit in run.commits(ENCODE_IMAGES).committed().items()
         if any(name != "ok" and state in (None, name) and count for name, count in commit.states.items())
     )
 
@@ -73,7 +80,7 @@ def shards_with_failures(run: RunFolder, state: str | None = None) -> list[int]:
 def _failures_of(
     run: RunFolder, reader: PlanReader, shard_id: int, commit: Commit, state: str | None
 ) -> Iterator[dict[str, Any]]:
-    table = read_table(run.store, commit.files["vectors"], columns=["image_id", "state", "reason"])
+    table = read_table(run.store, commit.files[VECTORS_STAGE], columns=["image_id", "state", "reason"])
     uris = {image.image_id: image.uri for image in reader.read_shard(shard_id)}
     for row in table.filter(pc.not_equal(table.column("state"), "ok")).to_pylist():
         if state in (None, row["state"]):
@@ -87,13 +94,13 @@ def _list_steps(
     learned = run.models.latest() is not None
     yield from _list_learned(run) if learned else _list_learning(run)
     total = count_shards(segments)
-    yield _summarise_step(ENCODED, encoded.values(), total)
+    yield _summarise_step(ENCODE_IMAGES, encoded.values(), total)
     if not learned or len(encoded) < total:
         return
-    numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILT).committed()
-    yield _summarise_step(BUILT, [built[one] for one in numbers if one in built], len(numbers))
+    numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILD_INDEX).committed()
+    yield _summarise_step(BUILD_INDEX, [built[one] for one in numbers if one in built], len(numbers))
     draw = _name_draw(run, segments, numbers)
-    for kind in (PLANTED, CERTIFIED):
+    for kind in (PLANT_QUERIES, CERTIFY_INDEX):
         done = run.commits(f"{kind}-{draw}").committed()
         yield _summarise_step(f"{kind}-{draw}", done.values(), len(done))
 
@@ -116,7 +123,11 @@ def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
 
 def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
     """What learning the models took, in the order it was begun; nothing where they were taken over."""
-    labels = [label for label in run.logs() if not label.startswith((ENCODED, BUILT, PLANTED, CERTIFIED))]
+    labels = [
+        label
+        for label in run.logs()
+        if not label.startswith((ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX))
+    ]
     commits = {label: list(run.commits(label).committed().values()) for label in labels}
     for label in sorted(labels, key=lambda one: min((c.started_at for c in commits[one]), default=0)):
         yield _summarise_step(label, commits[label], len(commits[label]))

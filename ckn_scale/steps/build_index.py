@@ -23,7 +23,6 @@ from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.builds import (
-    BUILT,
     name_shards,
     number_index_shard,
     number_index_shards,
@@ -38,7 +37,7 @@ from ckn_scale.storage.index_files import (
 )
 from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
@@ -49,7 +48,7 @@ class BuildIndex(Step):
 
     build: str  # as `name_build` gives it
 
-    name = BUILT
+    name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
     version = 3
 
@@ -93,14 +92,14 @@ class BuildIndex(Step):
         return covered
 
     def _read_usable(self, commit: Commit) -> pa.Table:
-        table = read_table(self.run.store, commit.files["vectors"])
+        table = read_table(self.run.store, commit.files[VECTORS_STAGE])
         return table.filter(pc.equal(table.column("state"), "ok"))
 
     def _side_columns(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> tuple[Any, ...]:
         planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
         rows = planned.take(pc.index_in(ids, planned.column("image_id").combine_chunks()))
         thumbnails = pa.concat_tables(
-            read_table(self.run.store, commit.files["thumbnails"]) for commit in covered
+            read_table(self.run.store, commit.files[THUMBNAILS_STAGE]) for commit in covered
         )
         jpegs = thumbnails.take(pc.index_in(ids, thumbnails.column("image_id").combine_chunks())).column(
             "jpeg"
@@ -144,7 +143,7 @@ def write_build_manifest(step: BuildIndex) -> StoredFile:
 def _first_vectors(run: RunFolder) -> pa.Table:
     commit = run.commits(EncodeImages.name).get(0)
     assert commit is not None
-    return read_table(run.store, commit.files["vectors"])
+    return read_table(run.store, commit.files[VECTORS_STAGE])
 
 
 def _as_shard(number: int, commit: Commit) -> IndexShard:

@@ -26,7 +26,8 @@ from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
-from ckn_scale.storage.builds import CERTIFIED, position_of
+from ckn_scale.storage.builds import position_of
+from ckn_scale.storage.run_folder import CERTIFY_INDEX
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
@@ -57,7 +58,7 @@ class CertifyIndex(Step):
     manifest_file: StoredFile
     draw_name: str
 
-    name = CERTIFIED
+    name = CERTIFY_INDEX
     sections = PlantQueries.sections
     version = 4
     label_fields = ("draw_name",)

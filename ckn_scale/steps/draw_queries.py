@@ -18,10 +18,10 @@ from typing import Any
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.plan_images import QUERY_SEED
-from ckn_scale.storage.builds import ENCODED, name_shards
+from ckn_scale.storage.builds import name_shards
 from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
 from ckn_scale.storage.run_records import Segment, Version
 from ckn_scale.storage.stored_files import StoredFile, find_damage, read_file, read_table, write_file
 
@@ -110,12 +110,12 @@ def _draw_older(numbers: Sequence[int], known: Collection[int]) -> list[int]:
 
 def write_draw(run: RunFolder, draw: Draw) -> str:
     """The name that `read_draw` takes."""
-    run.store.create(run.queries_path(draw.name), draw.data)
+    run.store.create(run.draw_path(draw.name), draw.data)
     return draw.name
 
 
 def read_draw(run: RunFolder, name: str) -> Draw:
-    path = run.queries_path(name)
+    path = run.draw_path(name)
     data = run.store.read(path)
     if hashlib.sha256(data).hexdigest()[:16] != name:
         where = run.store.address(path)
@@ -133,12 +133,12 @@ def write_outcomes(
     """What the next version takes over: every query's outcome, and the index shards of this one."""
     rows = [asdict(one) for one in outcomes]
     data = json.dumps({"outcomes": rows, "index_shards": list(shards)}, sort_keys=True).encode()
-    return write_file(run.store, run.queries_path(f"{name}-outcomes-{new_attempt()}"), data, len(rows))
+    return write_file(run.store, run.outcomes_path(name, new_attempt()), data, len(rows))
 
 
 def name_encoder(run: RunFolder) -> str:
     """What made the vectors: outcomes of another encoder say nothing."""
-    commit = run.commits(ENCODED).get(0)
+    commit = run.commits(ENCODE_IMAGES).get(0)
     return "" if commit is None else commit.fingerprint
 
 
@@ -180,7 +180,3 @@ def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[Planned
 
 def _as_outcome(body: Mapping[str, Any]) -> Outcome:
     return Outcome(**{**body, "file": StoredFile(**body["file"])})
-
-
-def _path(name: str) -> str:
-    return f"queries/{name}.json"

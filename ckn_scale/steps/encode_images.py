@@ -20,8 +20,8 @@ from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.record_models import load_parts, read_generation
-from ckn_scale.storage.builds import ENCODED
 from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
+from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, ENCODE_IMAGES, THUMBNAILS_STAGE, VECTORS_STAGE
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
@@ -42,7 +42,7 @@ class EncodedRow:
 
 
 class EncodeImages(Step):
-    name = ENCODED
+    name = ENCODE_IMAGES
     version = 2
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
 
@@ -73,9 +73,9 @@ class EncodeImages(Step):
         outcomes = prepare_images(images, self.encoder.preprocessor.prepare, worker, deadline_s)
         rows = list(self._encode(outcomes))
         tables = {
-            "vectors": tabulate_vectors(rows, self.codec),
-            "descriptors": tabulate_descriptors(rows),
-            "thumbnails": tabulate_thumbnails(rows),
+            VECTORS_STAGE: tabulate_vectors(rows, self.codec),
+            DESCRIPTORS_STAGE: tabulate_descriptors(rows),
+            THUMBNAILS_STAGE: tabulate_thumbnails(rows),
         }
         return ShardResult(tables=tables, states=Counter(row.state for row in rows))
 

@@ -40,11 +40,12 @@ from ckn_scale.storage.plans import (
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import (
     BACKGROUND_STAGE,
-    IMAGES_STAGE,
     QUERY_STAGE,
     SAMPLE_STAGE,
+    SAMPLE_VLADS,
     RunFolder,
     is_run,
+    segment_stage,
 )
 from ckn_scale.storage.run_records import Background, PlanSource, Segment
 from ckn_scale.storage.stored_files import StoredFile
@@ -240,7 +241,7 @@ def write_segment(
             images_per_shard = shard_size(len(chunk), settings.plan.images_per_shard)
         table = tabulate_refs(chunk, next_id, columns)
         draw.add(table)
-        files.append(run.write_table(f"{IMAGES_STAGE}/{number:06d}-{attempt}", len(files), attempt, table))
+        files.append(run.write_table(segment_stage(number, attempt), len(files), attempt, table))
         next_id += len(chunk)
     segment = Segment(
         number=number,
@@ -314,7 +315,6 @@ def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
 
 
 _REFS_AT_ONCE = 4096
-_LEARNED_FROM = "sample_vlads"  # the first step that reads the background
 
 
 def plan_with_background(
@@ -344,7 +344,7 @@ def record_background(
 ) -> None:
     """Freeze the background of a run; RunMismatch when it has another one or learned without one."""
     recorded = run.background.latest()
-    if recorded is None and (run.models.latest() is not None or run.commits(_LEARNED_FROM).committed()):
+    if recorded is None and (run.models.latest() is not None or run.commits(SAMPLE_VLADS).committed()):
         raise RunMismatch(
             f"the models of {run.url} are learned already, without a background: "
             "give --background when a run is first indexed, or use another run folder"

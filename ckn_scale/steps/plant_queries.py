@@ -24,8 +24,8 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
-from ckn_scale.storage.builds import PLANTED
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.run_folder import PLANT_QUERIES, planted_stage
 from ckn_scale.storage.stored_files import StoredFile
 
 HITS_LOOKED_AT = 100
@@ -39,7 +39,7 @@ class PlantQueries(Step):
     manifest_file: StoredFile
     draw_name: str  # as `write_draw` gives it
 
-    name = PLANTED
+    name = PLANT_QUERIES
     sections = (*BuildIndex.sections, "publish")
     label_fields = ("draw_name",)
 
@@ -57,7 +57,7 @@ class PlantQueries(Step):
 
     @property
     def stage(self) -> str:
-        return f"queries/{self.draw_name}"
+        return planted_stage(self.draw_name)
 
     def shard_ids(self) -> Sequence[int]:
         return range(-(-len(self.draw.asked) // self.settings.publish.queries_per_shard))

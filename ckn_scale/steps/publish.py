@@ -26,7 +26,7 @@ from ckn_scale.storage.builds import name_build
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.records import map_in_threads
-from ckn_scale.storage.run_folder import SAMPLE_STAGE, RunFolder
+from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Segment, Version
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
@@ -220,14 +220,9 @@ def remove_samples(run: RunFolder) -> None:
 
     Whoever still learns (another driver, or to repair a damaged model) finds them gone and draws them again.
     """
-    paths = [path for path in run.store.list("samples") if is_of_sample(path)]
+    paths = run.list_samples()
     if paths and run.models.latest() is not None:
         remove_files(run, paths)
-
-
-def is_of_sample(path: str) -> bool:
-    """The list of the sampled images is not: the queries that certify a version are drawn from it."""
-    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
 
 
 def remove_files(run: RunFolder, paths: Sequence[str]) -> None:

@@ -17,8 +17,8 @@ from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.step import ShardResult
 from ckn_scale.steps.sample_patches import make_preprocessor
-from ckn_scale.storage.models import description_path, load_model, save_model
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.models import load_model, save_model
+from ckn_scale.storage.run_folder import RunFolder, description_path, split_generation_url
 from ckn_scale.storage.run_records import Generation
 from ckn_scale.storage.stored_files import StoredFile, find_damage
 
@@ -99,26 +99,18 @@ def settings_for_models(settings: Settings, source: str | None) -> Settings:
     """`settings` with all that made the models of another run taken from that run."""
     if source is None:
         return settings
-    theirs = RunFolder.open(_split_source(source)[0]).settings
+    theirs = RunFolder.open(split_generation_url(source)[0]).settings
     mine = settings.model_dump(mode="json")
     wanted = {name: theirs[name] for name in (*MODEL_SECTIONS, "numerics")}
     return parse_settings({**mine, **wanted})
 
 
-def _split_source(source: str) -> tuple[str, str]:
-    """A run's url and the number of one of its generations, or nothing: the latest."""
-    if not source.endswith(".json"):
-        return source, ""
-    url, _, record = source.rpartition("/models/")
-    return url, record.removesuffix(".json")
-
-
 def adopt_models(run: RunFolder, source: str) -> None:
     """Take over the models of another run (its folder, or one of its `models/000001.json` records)."""
-    url, record = _split_source(source)
+    url, number = split_generation_url(source)
     other = RunFolder.open(url)
     generations = {one.number: one for one in other.models.all()}
-    theirs = generations.get(int(record) if record else max(generations, default=0))
+    theirs = generations.get(number or max(generations, default=0))
     if theirs is None:
         raise InputError(f"{other.url} has no models to take over: train it first")
     recorded = run.models.latest()
@@ -130,7 +122,7 @@ def adopt_models(run: RunFolder, source: str) -> None:
             )
         return
     for file in theirs.models.values():
-        for path in (file.path, description_path(file)):
+        for path in (file.path, description_path(file.path)):
             if not run.store.exists(path):
                 run.store.create(path, other.store.read(path))
     run.models.create(Generation(1, theirs.models, f"{other.url} {theirs.number}"))

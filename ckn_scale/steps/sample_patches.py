@@ -18,11 +18,9 @@ from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.storage.plans import PlannedImage, read_sample, require_segments, shard_size
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import PATCHES_STAGE, PRIORITIES_STAGE, RunFolder
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import read_table
-
-PATCHES, PRIORITIES = "samples/patches", "samples/priorities"
 
 
 def make_preprocessor(settings: Settings) -> Preprocessor:
@@ -72,7 +70,7 @@ class SamplePatches(SampledImagesStep):
                 blocks.append(self._draw(image, outcome))
         table = pa.concat_tables(blocks)
         priorities = table.select(SAMPLED_PRIORITIES.names)
-        return ShardResult(tables={PATCHES: table, PRIORITIES: priorities}, states=states)
+        return ShardResult(tables={PATCHES_STAGE: table, PRIORITIES_STAGE: priorities}, states=states)
 
     def _draw(self, image: PlannedImage, prepared: PreparedImage) -> pa.Table:
         count = len(prepared.patches)
@@ -93,7 +91,7 @@ class SampledPatches:
     @cached_property
     def priorities(self) -> np.ndarray:
         """Of the set, ascending."""
-        tables = [read_table(self.run.store, one.files[PRIORITIES]) for one in self.commits.values()]
+        tables = [read_table(self.run.store, one.files[PRIORITIES_STAGE]) for one in self.commits.values()]
         priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
         if len(priorities) == 0:
             raise RunFailed(f"{self.run.url}: no sampled image gave a patch")
@@ -104,7 +102,7 @@ class SampledPatches:
 
     def read_shard(self, shard_id: int) -> tuple[np.ndarray, np.ndarray]:
         """Patches (N, S, S, 3) uint8 of one sample shard that belong to the set, with their priorities."""
-        table = read_table(self.run.store, self.commits[shard_id].files[PATCHES])
+        table = read_table(self.run.store, self.commits[shard_id].files[PATCHES_STAGE])
         last = pa.scalar(int(self.priorities[-1]), pa.uint64())
         table = table.filter(pc.less_equal(table.column("priority"), last))
         data = b"".join(table.column("patch").to_pylist())

@@ -20,10 +20,10 @@ from ckn_scale.step import ShardResult, WorkerSettings
 from ckn_scale.steps.record_models import load_trained, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledPatches
 from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep, ChannelStep
+from ckn_scale.storage.run_folder import SAMPLE_DESCRIPTORS_STAGE
 from ckn_scale.storage.stored_files import read_table
 
 Form = Literal["raw", "projected"]
-DESCRIBED_STAGE = "samples/descriptors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class DescribePatches(ChannelPartStep):
         described = self._describe(channel.ckn.channel, patches)
         rows = [row.tobytes() for row in described]
         table = pa.table([priorities, rows], schema=float_rows_schema(described.shape[1]))
-        return ShardResult(tables={DESCRIBED_STAGE: table})
+        return ShardResult(tables={SAMPLE_DESCRIPTORS_STAGE: table})
 
     def _count(self, channel: ChannelSpec) -> int:
         raw = self.form == "raw"
@@ -69,7 +69,8 @@ def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
     """The channel's descriptors (N, D) float32, in the order of their hashes, whoever made them."""
     commits = step.log.committed()
     tables = [
-        read_table(step.run.store, commits[one].files[DESCRIBED_STAGE]) for one in step.shards_of(channel)
+        read_table(step.run.store, commits[one].files[SAMPLE_DESCRIPTORS_STAGE])
+        for one in step.shards_of(channel)
     ]
     priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
     rows = np.concatenate([read_float_rows(table) for table in tables])

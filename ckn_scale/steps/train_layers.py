@@ -28,7 +28,7 @@ from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.record_models import layer_logs, load_trained, save_result
 from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import SUBPATCHES_STAGE, RunFolder
 from ckn_scale.storage.stored_files import read_table
 
 TRAINING_SECTIONS = ("images", "keypoints", "patches", "sample", "channels", "training")
@@ -70,9 +70,6 @@ class ChannelPartStep(Step):
     def shards_of(self, channel: str) -> Sequence[int]:
         position = self.settings.channel_names.index(channel)
         return range(position * self.num_parts, (position + 1) * self.num_parts)
-
-
-SUBPATCHES_STAGE = "samples/subpatches"
 
 
 def learned_layers(settings: Settings, position: int) -> range:

@@ -22,16 +22,14 @@ from ckn_scale.steps.encode_images import group_by_patches
 from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledImagesStep
 from ckn_scale.storage.plans import PlannedImage, hash_uri, read_images
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import SAMPLE_VLADS, RunFolder, sampled_vlads_stage
 from ckn_scale.storage.stored_files import read_table
-
-VLADS_STAGE = "samples/vlads"
 
 
 class SampleVlads(SampledImagesStep):
     """Of the background if there is one, else of as many sampled images as the fit needs."""
 
-    name = "sample_vlads"
+    name = SAMPLE_VLADS
     version = 2
     sections = ("images", "keypoints", "patches", "sample", "channels", "training", "vlad", "reduction")
 
@@ -68,7 +66,7 @@ class SampleVlads(SampledImagesStep):
         tables = {}
         for number, block in enumerate(split_columns(matrix)):
             schema = sampled_vlads_schema(block.shape[1])
-            tables[f"{VLADS_STAGE}/{number:04d}"] = pa.table(
+            tables[sampled_vlads_stage(number)] = pa.table(
                 [ids, [row.tobytes() for row in block]], schema=schema
             )
         return ShardResult(tables=tables, report={"images": len(ids)})
@@ -105,7 +103,7 @@ class SampledVlads(Sequence[np.ndarray]):
             return [self[one] for one in range(*position.indices(len(self)))]
         if position >= len(self):
             raise IndexError(position)
-        stage = f"{VLADS_STAGE}/{position:04d}"
+        stage = sampled_vlads_stage(position)
         tables = (read_table(self.run.store, commit.files[stage]) for commit in self.commits)
         return np.concatenate([read_sampled_vlads(table) for table in tables])
 

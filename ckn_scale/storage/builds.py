@@ -13,11 +13,10 @@ import numpy as np
 
 from ckn_scale.errors import RunFailed
 from ckn_scale.storage.plans import count_shards, find_segment, list_replaced
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
 
-ENCODED, BUILT, PLANTED, CERTIFIED = "encode_images", "build_index", "plant_queries", "certify_index"
 _CONTENTS = 10**12  # an index shard's number: its position, then twelve digits of its content's hash
 
 
@@ -57,7 +56,7 @@ def number_index_shard(
     """Of one index shard, by what it is made of: vectors, thumbnails, and images that were replaced."""
     content = hashlib.sha256()
     for commit in covered:
-        vectors, thumbnails = commit.files["vectors"].sha256, commit.files["thumbnails"].sha256
+        vectors, thumbnails = commit.files[VECTORS_STAGE].sha256, commit.files[THUMBNAILS_STAGE].sha256
         content.update(f"{commit.shard_id} {commit.fingerprint} {vectors} {thumbnails}\n".encode())
     first, _ = _ids_of_shard(segments, covered[0].shard_id)
     _, end = _ids_of_shard(segments, covered[-1].shard_id)

@@ -26,7 +26,7 @@ _FLUSH_S = 5.0
 class EventLog:
     """Events of all writers of a run. Safe in threads; a failing store costs a warning, not the run."""
 
-    def __init__(self, store: Store, prefix: str = "events") -> None:
+    def __init__(self, store: Store, prefix: str) -> None:
         self.store = store
         self.prefix = prefix
         self._writer = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{new_attempt()[:12]}"

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.errors import CorruptData
+from ckn_scale.storage.run_folder import index_shard_path, manifest_path
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_file, write_file
 
@@ -75,11 +76,11 @@ def make_side_table(
 def write_index_shard(store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table) -> IndexShard:
     """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order."""
     ids = _check_side_table(table)
-    name = f"{folder}/shard-{shard_id:05d}"
+    index_path, table_path = (index_shard_path(folder, shard_id, kind) for kind in ("faiss", "arrow"))
     return IndexShard(
         shard=shard_id,
-        index=write_file(store, f"{name}.faiss", index, len(ids)),
-        table=write_file(store, f"{name}.arrow", _serialise_table(table), len(ids)),
+        index=write_file(store, index_path, index, len(ids)),
+        table=write_file(store, table_path, _serialise_table(table), len(ids)),
         rows=len(ids),
         first_id=int(ids[0]) if len(ids) else -1,
         last_id=int(ids[-1]) if len(ids) else -1,
@@ -90,7 +91,7 @@ def write_manifest(store: Store, folder: str, manifest: IndexManifest) -> Stored
     """Write the manifest last, once all shards are durable; its sha256 belongs into the version record."""
     _check_manifest(manifest)
     body = json.dumps(asdict(manifest), sort_keys=True, indent=1, ensure_ascii=False)
-    return write_file(store, f"{folder}/manifest.json", body.encode(), manifest.rows)
+    return write_file(store, manifest_path(folder), body.encode(), manifest.rows)
 
 
 def read_manifest(store: Store, file: StoredFile) -> IndexManifest:

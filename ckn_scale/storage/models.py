@@ -18,6 +18,7 @@ from safetensors.numpy import save as save_arrays
 
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError
+from ckn_scale.storage.run_folder import description_path, model_path
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_file
 
@@ -33,15 +34,10 @@ def save_model(store: Store, name: str, part: ModelPart) -> StoredFile:
         raise ValueError(f"a model's name has lower-case letters, digits, '_', '.', '-' only, got {name!r}")
     data = _encode(name, part)
     sha256 = hashlib.sha256(data).hexdigest()
-    file = StoredFile(f"models/{name}-{sha256[:16]}.safetensors", sha256, len(data))
+    file = StoredFile(model_path(name, sha256), sha256, len(data))
     _write(store, file.path, data)
-    _write(store, description_path(file), _describe(name, file, part))
+    _write(store, description_path(file.path), _describe(name, file, part))
     return file
-
-
-def description_path(file: StoredFile) -> str:
-    """The copy of a model's description for people."""
-    return file.path.removesuffix("safetensors") + "json"
 
 
 def _write(store: Store, path: str, data: bytes) -> None:

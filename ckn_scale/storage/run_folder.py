@@ -1,21 +1,30 @@
 """A run is a folder; this is the only file that knows the names inside it.
 
-run.json                            settings and format, created first
-plan/000001.json                    plan segments
-numerics/000001.json                with which arithmetic the run is computed
-images/000001-<attempt>/00000.parquet
-background/000001.json              photographs that are not indexed, from which the reduction is learned
-models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
-<stage>/00012-<attempt>.parquet     samples, vectors, descriptors, thumbnails
-commits/<step>/00012.1.json         shard 12, generation 1
-index/<number>-<attempt>/…          immutable index shards, numbered by their content
-index/<build>-<attempt>/…           manifests of builds; index/000007.json published versions
-events/…  nonces/…
+run.json                                          settings and format, created first
+numerics/000001.json                              with which arithmetic the run is computed
+plan/000001.json                                  segments of the plan
+images/000001-<attempt>/00000-<attempt>.parquet   the images of segment 1
+samples/images/00001-<attempt>.parquet            those of them that the models are learned from
+queries/images/00001-<attempt>.parquet            those of them that a version may be asked for
+background/000001.json, 00001-<attempt>.parquet   photographs that are not indexed, for the reduction
+samples/<stage>/00012-<attempt>.parquet           patches, priorities, subpatches, descriptors, vlads/0000
+models/<name>-<sha16>.safetensors                 one model, and .json for people
+models/000001.json                                generations: all models of the run at once
+<stage>/00012-<attempt>.parquet                   vectors, descriptors, thumbnails of encoded images
+index/<number>-<attempt>/shard-00000.faiss        index shards, numbered by their content; .arrow beside
+index/<build>-<attempt>/manifest.json             what a build is made of
+index/000007.json                                 published versions
+queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parquet   what was asked of one
+commits/<step>/00012.1.json                       shard 12 of a step, generation 1
+events/…  nonces/…                                for people; for the handshake with workers
+
+Numbers and generations of records are given by `records.py` and `shards.py`, in the folders named here.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -35,9 +44,20 @@ from ckn_scale.storage.stored_files import StoredFile, write_table
 
 FORMAT = 3
 RUN_RECORD = "run.json"
-# Stages whose files have no commits: segments of the plan and the background name them.
+# Stages: folders of Parquet files. Segments and the background record name those of the first four,
+# commits those of the others.
 IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/images"
 BACKGROUND_STAGE = "background"
+PATCHES_STAGE, PRIORITIES_STAGE = "samples/patches", "samples/priorities"
+SUBPATCHES_STAGE, SAMPLE_DESCRIPTORS_STAGE = "samples/subpatches", "samples/descriptors"
+VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE = "vectors", "descriptors", "thumbnails"
+# Steps whose records are looked up where their classes are not imported: torch takes seconds.
+SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"
+PLANT_QUERIES, CERTIFY_INDEX = "plant_queries", "certify_index"
+
+_SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<number>\d{5,})-[0-9a-f]+\.parquet")
+_SEGMENT_FILE = re.compile(IMAGES_STAGE + r"/(?P<number>\d{6,})-[0-9a-f]+/.+")
+_INDEX_FILE = re.compile(r"index/(?P<number>\d{5,})-[0-9a-f]+/shard-\d{5,}\..+")
 _RUN_RECORD_BYTES = 1 << 20  # ours have some thousand
 _MISSING = "(not set)"
 _DIFFERENCES_SHOWN = 5
@@ -87,6 +107,10 @@ class RunFolder:
         """The steps that have commit records."""
         return self.store.list_folders("commits")
 
+    def list_samples(self) -> list[str]:
+        """The files that the models were learned from."""
+        return [path for path in self.store.list("samples") if is_of_sample(path)]
+
     def data_path(self, stage: str, shard_id: int, attempt: str) -> str:
         return f"{stage}/{shard_id:05d}-{attempt}.parquet"
 
@@ -98,9 +122,13 @@ class RunFolder:
         """Of an index shard, by its number, or of the manifest of a build."""
         return f"index/{name}-{attempt}"
 
-    def queries_path(self, name: str) -> str:
-        """A file about the queries of one draw."""
-        return f"queries/{name}.json"
+    def draw_path(self, draw: str) -> str:
+        """Which images a version is asked for."""
+        return f"queries/{draw}.json"
+
+    def outcomes_path(self, draw: str, attempt: str) -> str:
+        """What became of the queries of a draw."""
+        return f"queries/{draw}-outcomes-{attempt}.json"
 
     @cached_property
     def events(self) -> EventLog:
@@ -159,6 +187,71 @@ def holds_run(url: str) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return isinstance(body, dict) and {"format", "settings", "checksum"} <= body.keys()
+
+
+def segment_stage(number: int, attempt: str) -> str:
+    """The files of one segment of the plan."""
+    return f"{IMAGES_STAGE}/{number:06d}-{attempt}"
+
+
+def sampled_vlads_stage(block: int) -> str:
+    """One block of columns of the VLADs that the reduction is learned on."""
+    return f"samples/vlads/{block:04d}"
+
+
+def planted_stage(draw: str) -> str:
+    """The planted queries of one draw."""
+    return f"queries/{draw}"
+
+
+def model_path(name: str, sha256: str) -> str:
+    return f"models/{name}-{sha256[:16]}.safetensors"
+
+
+def description_path(model: str) -> str:
+    """The copy of a model's description for people, beside the model."""
+    return model.removesuffix("safetensors") + "json"
+
+
+def split_generation_url(url: str) -> tuple[str, int | None]:
+    """A run and one of its generations, from the url of the record `models/000001.json`; None: the latest.
+
+    InputError when it is a .json file, but not one of these.
+    """
+    if not url.endswith(".json"):
+        return url, None
+    run_url, _, record = url.rpartition("/models/")
+    number = record.removesuffix(".json")
+    if not number.isdigit():
+        raise InputError(f"{url} is no record of models: give a run, or its models/000001.json")
+    return run_url, int(number)
+
+
+def index_shard_path(folder: str, position: int, suffix: str) -> str:
+    return f"{folder}/shard-{position:05d}.{suffix}"
+
+
+def manifest_path(folder: str) -> str:
+    return f"{folder}/manifest.json"
+
+
+def is_of_sample(path: str) -> bool:
+    """Whether models are learned from this file; the list of the sampled images is needed afterwards, too."""
+    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
+
+
+def parse_data_path(path: str) -> tuple[str, int] | None:
+    """What a data file belongs to: (stage, shard), (`images`, segment) or (`build_index`, index shard).
+
+    None when it is no data file.
+    """
+    if match := _SEGMENT_FILE.fullmatch(path):
+        return IMAGES_STAGE, int(match["number"])
+    if match := _SHARD_FILE.fullmatch(path):
+        return match["stage"], int(match["number"])
+    if match := _INDEX_FILE.fullmatch(path):
+        return BUILD_INDEX, int(match["number"])
+    return None
 
 
 def _nonce_path(nonce: str) -> str:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import ast
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from ckn_scale.errors import CorruptData, InputError, RunMismatch, UnsupportedStore
+from ckn_scale.storage import run_folder
 from ckn_scale.storage.records import encode_record
-from ckn_scale.storage.run_folder import RunFolder, is_run
+from ckn_scale.storage.run_folder import RunFolder, is_run, parse_data_path, split_generation_url
 from ckn_scale.storage.run_records import Generation
 from ckn_scale.storage.store import Store
 
@@ -65,7 +69,8 @@ def test_create_refuses_memory():
 def test_paths_are_those_of_the_design(tmp_path):
     run = RunFolder.create(str(tmp_path), {})
     assert run.data_path("vectors", 12, "ab") == "vectors/00012-ab.parquet"
-    assert run.queries_path("ab") == "queries/ab.json"
+    assert run.draw_path("ab") == "queries/ab.json"
+    assert run.outcomes_path("ab", "cd") == "queries/ab-outcomes-cd.json"
     assert run.index_folder("7", "ab") == "index/7-ab"
     assert run.commits("encode").path(12, 1) == "commits/encode/00012.1.json"
     assert [log.path(7) for log in (run.plan, run.models, run.versions)] == [
@@ -92,3 +97,51 @@ def test_nonce_unseen_names_host_and_path(tmp_path):
     there = RunFolder.create(str(tmp_path / "there"), {})
     with pytest.raises(InputError, match=r"host \S+ does not see the run at .*/there"):
         there.check_nonce(here.write_nonce())
+
+
+def test_no_other_module_knows_the_names_inside_a_run():
+    package = Path(run_folder.__file__).parents[1]
+    folders = "background commits descriptors events images index models nonces numerics plan queries samples"
+    name = re.compile(rf"({'|'.join(folders.split())}|thumbnails|vectors)/")
+    found = [
+        f"{path.relative_to(package)}:{node.lineno} {node.value!r}"
+        for path in package.rglob("*.py")
+        if path != Path(run_folder.__file__)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if name.match(node.value) and " " not in node.value
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("vectors/00012-ab.parquet", ("vectors", 12)),
+        ("samples/vlads/0003/00012-ab.parquet", ("samples/vlads/0003", 12)),
+        ("images/000002-ab/00000-ab.parquet", ("images", 2)),
+        ("index/100000000000007-ab/shard-00100.faiss", ("build_index", 100000000000007)),
+        ("index/0123456789abcdef-ab/manifest.json", None),
+        ("index/000007.json", None),
+        ("models/ckn-grad-0123456789abcdef.safetensors", None),
+    ],
+)
+def test_parse_data_path_says_what_a_file_belongs_to(path, owner):
+    assert parse_data_path(path) == owner
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("s3://b/run", ("s3://b/run", None)),
+        ("run/models/000012.json", ("run", 12)),
+    ],
+)
+def test_split_generation_url(url, parts):
+    assert split_generation_url(url) == parts
+
+
+@pytest.mark.parametrize("url", ["run/models/ckn-grad-ab.json", "run.json"])
+def test_split_generation_url_refuses_other_records(url):
+    with pytest.raises(InputError, match="is no record of models"):
+        split_generation_url(url)
