@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from ckn_scale.core.images import decoding_bytes
 from ckn_scale.errors import ImageRejected, TransientStoreError
@@ -35,14 +34,8 @@ HTTP_SHARE = 0.4  # of `read_deadline_s`: a slow web host costs its row before i
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Prepared = TypeVar("Prepared")
-
-
-@dataclass(frozen=True)
-class ReadImage:
-    """A planned image and its bytes, or why there are none."""
-
-    image: PlannedImage
-    data: bytes | ImageRejected
+# One image after a stage of its preparation: its bytes, say, or what was made of them; or why there is none.
+ImageOutcome: TypeAlias = tuple[PlannedImage, Prepared | ImageRejected]
 
 
 def prepare_images(
@@ -50,38 +43,51 @@ def prepare_images(
     prepare: Callable[[bytes], Prepared],
     worker: WorkerSettings,
     deadline_s: float,
-) -> Iterator[tuple[PlannedImage, Prepared | ImageRejected]]:
+) -> Iterator[ImageOutcome[Prepared]]:
     """Every image once, in the given order, with what `prepare` (picklable) makes of its bytes.
 
     Threads prepare ahead until an image hangs, crashes or finds no memory; from there on, and from the
-    start with `isolate`, each image is on its own in a child that can be killed.
+    start with `isolate`, each image is on its own in a child that can be killed. An image that cannot be
+    used comes with its ImageRejected; TransientStoreError is of the shard: its store hangs.
     """
     alone = threading.Event()
     if worker.isolate:
         alone.set()
-    prepare_met = partial(_meet_and_prepare, prepare)
+    prepare_uri = partial(_prepare_uri, prepare)
+
+    def prepare_ahead(read: ImageOutcome[bytes]) -> Prepared | ImageRejected | None:
+        image, data = read
+        if alone.is_set() or isinstance(data, ImageRejected):
+            return None
+        try:
+            return prepare_uri(image.uri, data)
+        except ImageRejected as rejected:
+            return rejected
+
     ahead = _work_ahead(
         read_images(images, worker),
-        lambda read: None if alone.is_set() else _prepare_read(read, prepare_met),
+        prepare_ahead,
         cost=_memory_needed,
         width=worker.read_ahead,
         budget_bytes=worker.image_memory_bytes - worker.image_memory_bytes // READ_SHARE,
     )
-    with KillableChild(prepare_met) as child:
-        for read, future in ahead:
-            outcome = None if alone.is_set() else _result_within(future, read.image, deadline_s)
-            if outcome is None:
-                alone.set()
-                outcome = _prepare_alone(child, read, deadline_s)
-            yield read.image, outcome
+    with KillableChild(prepare_uri) as child:
+        for (image, data), future in ahead:
+            if isinstance(data, ImageRejected):
+                yield image, data
+            else:
+                outcome = None if alone.is_set() else _result_within(future, image, deadline_s)
+                if outcome is None:
+                    alone.set()
+                    outcome = prepare_killably(child, image.uri, data, deadline_s=deadline_s)
+                yield image, outcome
             worker.on_image()
 
 
-def read_images(images: Iterable[PlannedImage], worker: WorkerSettings) -> Iterator[ReadImage]:
+def read_images(images: Iterable[PlannedImage], worker: WorkerSettings) -> Iterator[ImageOutcome[bytes]]:
     """The bytes of every image, in order, read by threads; TransientStoreError when the store hangs."""
-    policy = HttpPolicy()
-    policy = HttpPolicy(deadline_s=min(policy.deadline_s, HTTP_SHARE * worker.read_deadline_s))
-    with HttpImages(policy) as http:
+    http_deadline_s = min(HttpPolicy().deadline_s, HTTP_SHARE * worker.read_deadline_s)
+    with HttpImages(HttpPolicy(deadline_s=http_deadline_s)) as http:
         reads = _work_ahead(
             images,
             lambda image: _read_or_reject(image, http),
@@ -91,7 +97,7 @@ def read_images(images: Iterable[PlannedImage], worker: WorkerSettings) -> Itera
         )
         for image, future in reads:
             try:
-                yield ReadImage(image, future.result(timeout=worker.read_deadline_s))
+                yield image, future.result(timeout=worker.read_deadline_s)
             except FutureTimeout:
                 raise TransientStoreError(
                     f"{image.uri} was not read within {worker.read_deadline_s:g} s: its store hangs"
@@ -106,14 +112,6 @@ def read_planned(image: PlannedImage, http: HttpImages | None = None) -> bytes:
     return data
 
 
-def prepare_image(image: PlannedImage, prepare: Callable[[bytes], Prepared]) -> Prepared | ImageRejected:
-    """One image here and now, without a deadline: to measure what it takes."""
-    try:
-        return _meet_and_prepare(prepare, image.uri, read_planned(image))
-    except ImageRejected as rejected:
-        return rejected
-
-
 def _read_or_reject(image: PlannedImage, http: HttpImages) -> bytes | ImageRejected:
     try:
         return read_planned(image, http)
@@ -121,26 +119,9 @@ def _read_or_reject(image: PlannedImage, http: HttpImages) -> bytes | ImageRejec
         return rejected
 
 
-def _meet_and_prepare(prepare: Callable[[bytes], Prepared], uri: str, data: bytes) -> Prepared:
+def _prepare_uri(prepare: Callable[[bytes], Prepared], uri: str, data: bytes) -> Prepared:
     hit_image_failpoint(uri)
     return prepare(data)
-
-
-def _prepare_read(read: ReadImage, prepare: Callable[[str, bytes], Prepared]) -> Prepared | ImageRejected:
-    if isinstance(read.data, ImageRejected):
-        return read.data
-    try:
-        return prepare(read.image.uri, read.data)
-    except ImageRejected as rejected:
-        return rejected
-
-
-def _prepare_alone(
-    child: KillableChild[Prepared], read: ReadImage, deadline_s: float
-) -> Prepared | ImageRejected:
-    if isinstance(read.data, ImageRejected):
-        return read.data
-    return prepare_killably(child, read.image.uri, read.data, deadline_s=deadline_s)
 
 
 def _result_within(future: Future[Result], image: PlannedImage, deadline_s: float) -> Result | None:
@@ -155,8 +136,9 @@ def _result_within(future: Future[Result], image: PlannedImage, deadline_s: floa
     return None
 
 
-def _memory_needed(read: ReadImage) -> int:
-    return 0 if isinstance(read.data, ImageRejected) else len(read.data) + decoding_bytes(read.data)
+def _memory_needed(read: ImageOutcome[bytes]) -> int:
+    _, data = read
+    return 0 if isinstance(data, ImageRejected) else len(data) + decoding_bytes(data)
 
 
 def _work_ahead(
@@ -214,11 +196,7 @@ class _DaemonThreads(Generic[Result]):
         while (job := self._jobs.get()) is not None:
             call, future = job
             if future.set_running_or_notify_cancel():
-                _record_outcome(call, future)
-
-
-def _record_outcome(call: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:
-        future.set_exception(error)
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)

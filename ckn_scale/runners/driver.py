@@ -30,7 +30,7 @@ MAX_MOVES = 20  # after which a shard is suspected to take its hosts down itself
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """How a task ended.
 
     `done` with a report, `failed` with an error, `lost` with its worker, `overdue` and killed, or
@@ -70,7 +70,7 @@ class Executor(Protocol):
 
     def start(self, task: ShardTask) -> None: ...
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
         """What ended. Who cannot return before that calls `tell` whenever an image is done."""
         ...
 
@@ -139,7 +139,7 @@ def run_shards(
 
 
 def _record_outcome(
-    outcome: Outcome, report: StepReport, resources: Resources, write_event: Callable[..., None]
+    outcome: TaskOutcome, report: StepReport, resources: Resources, write_event: Callable[..., None]
 ) -> ShardTask | None:
     """Count an outcome; the task to try again, if any."""
     task = outcome.task

@@ -14,7 +14,7 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.processes import SPAWN, exit_with_parent
-from ckn_scale.runners.driver import Outcome, Tell
+from ckn_scale.runners.driver import TaskOutcome, Tell
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.step import ShardTask
 
@@ -47,7 +47,7 @@ class InlineExecutor:
     def start(self, task: ShardTask) -> None:
         self._task, self.free = task, 0
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
         task, self._task, self.free, self._tell = self._task, None, 1, tell
         try:
             return [_perform(self._worker, task)] if task is not None else []
@@ -123,10 +123,10 @@ class PoolExecutor:
         except OSError:
             log.warning("worker %s was gone before it got a shard", child.process.pid)
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
         """Idle children are listened to as well: one that dies between shards is replaced at once."""
         spoken = wait([child.pipe for child in self._children], timeout=timeout_s)
-        outcomes: list[Outcome] = []
+        outcomes: list[TaskOutcome] = []
         for child in list(self._children):
             if child.pipe in spoken:
                 outcomes += self._listen(child)
@@ -137,7 +137,7 @@ class PoolExecutor:
     def _allowance_s(self, child: PoolProcess) -> float:
         return self._resources.shard_deadline_s if child.ready else START_ALLOWANCE_S
 
-    def _listen(self, child: PoolProcess) -> list[Outcome]:
+    def _listen(self, child: PoolProcess) -> list[TaskOutcome]:
         try:
             said = child.pipe.recv()
         except (EOFError, OSError):
@@ -150,7 +150,7 @@ class PoolExecutor:
         child.task, child.images = None, 0
         return [said]
 
-    def _on_ready(self, child: PoolProcess, said: str | CknScaleError) -> list[Outcome]:
+    def _on_ready(self, child: PoolProcess, said: str | CknScaleError) -> list[TaskOutcome]:
         if isinstance(said, InputError):  # what no other process would do better
             raise said
         if isinstance(said, CknScaleError):
@@ -159,14 +159,14 @@ class PoolExecutor:
         child.ready, self._failed_starts = True, 0
         return []
 
-    def _replace(self, child: PoolProcess, kind: Literal["lost", "overdue"]) -> list[Outcome]:
+    def _replace(self, child: PoolProcess, kind: Literal["lost", "overdue"]) -> list[TaskOutcome]:
         _end(child)
         sentence = f"worker {child.process.pid} was {kind}, it ended with code {child.process.exitcode}"
         self._failed_starts += not child.ready
         if self._failed_starts > MAX_FAILED_STARTS:
             raise RunFailed(f"worker processes do not start: {sentence}")
         self._children[self._children.index(child)] = self._spawn()
-        return [] if child.task is None else [Outcome(child.task, kind, error=CknScaleError(sentence))]
+        return [] if child.task is None else [TaskOutcome(child.task, kind, error=CknScaleError(sentence))]
 
     def _spawn(self) -> PoolProcess:
         mine, theirs = SPAWN.Pipe()
@@ -209,12 +209,12 @@ def _serve_shards(pipe: Connection, run_url: str, resources: Resources, handshak
         pipe.send(_perform(worker, task))
 
 
-def _perform(worker: Worker, task: ShardTask) -> Outcome:
+def _perform(worker: Worker, task: ShardTask) -> TaskOutcome:
     try:
         report = worker.process(task)
-        return Outcome(task, "done", report)
+        return TaskOutcome(task, "done", report)
     except CknScaleError as error:
-        return Outcome(task, "failed", error=error)
+        return TaskOutcome(task, "failed", error=error)
     except Exception as error:
         log.exception("%s shard %d failed", task.step.name, task.shard_id)
-        return Outcome(task, "failed", error=CknScaleError(f"{type(error).__name__}: {error}"))
+        return TaskOutcome(task, "failed", error=CknScaleError(f"{type(error).__name__}: {error}"))

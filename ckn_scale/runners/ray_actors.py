@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Histogram
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
-from ckn_scale.runners.driver import Outcome, Tell
+from ckn_scale.runners.driver import TaskOutcome, Tell
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.step import ShardTask
 from ckn_scale.storage.run_folder import RunFolder
@@ -155,7 +155,7 @@ class RayExecutor:
         actor = self._idle.pop()
         self._running[actor.process.remote(task)] = _Busy(actor, task, time.monotonic())
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
         self._count_images()
         answers, _ = ray.wait([*self._running, *self._starting], num_returns=1, timeout=timeout_s)
         outcomes = [self._collect(answer) for answer in answers if answer in self._running]
@@ -180,25 +180,25 @@ class RayExecutor:
             busy.count = busy.count or busy.actor.count_images.remote()
         self._counted_at = time.monotonic()
 
-    def _collect(self, result: Any) -> Outcome:
+    def _collect(self, result: Any) -> TaskOutcome:
         busy = self._running.pop(result)
         actor, task = busy.actor, busy.task
         try:
             report = ray.get(result)
         except RayTaskError as error:
             self._idle.append(actor)
-            return Outcome(task, "failed", error=_as_ours(error))
+            return TaskOutcome(task, "failed", error=_as_ours(error))
         except RayError as error:
             self._replace(actor)
             kind: Literal["lost", "node_lost"] = "node_lost" if _is_of_the_host(error) else "lost"
-            return Outcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
+            return TaskOutcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
         self._idle.append(actor)
-        return Outcome(task, "done", report)
+        return TaskOutcome(task, "done", report)
 
-    def _give_up(self, result: Any) -> Outcome:
+    def _give_up(self, result: Any) -> TaskOutcome:
         busy = self._running.pop(result)
         self._replace(busy.actor)
-        return Outcome(busy.task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
+        return TaskOutcome(busy.task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
 
     def _on_ready(self, answer: Any) -> None:
         actor = self._starting.pop(answer)

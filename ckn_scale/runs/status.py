@@ -1,4 +1,4 @@
-"""How a run stands: shards done per step, images by state, failures. Reads records, changes nothing."""
+"""How far a run is: shards done per step, images by state, failures. Reads records, changes nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         ),
         "estimate": estimates[-1] if estimates else None,
         "version": None if latest is None else latest.number,
-        "certificate": None if latest is None else latest.certificate,
+        "certificate": None if latest is None else latest.certificate.to_body(),
         "damaged": damaged,
     }
 
@@ -109,7 +109,7 @@ def _name_draw(run: RunFolder, segments: Sequence[Segment], numbers: Sequence[in
     """Of the queries that the current version was asked, or that the next one will be."""
     latest = run.versions.latest()
     if latest is not None and latest.build == name_shards(numbers):
-        return str(latest.certificate["draw"])
+        return latest.certificate.draw
     return draw_queries(run, segments, numbers, latest).name
 
 

@@ -1,8 +1,8 @@
 """Certify: planted queries through the index, one of its shards at a time. The gate of a version.
 
 A query counts when its original comes back first. Collections hold copies, and of two copies the one
-that was blurred like the query is the better answer: images that are far more like the original than
-the collection at large is may stand before it. What stands before an original adds up over the index
+that was blurred like the query is the better answer: images that are far more similar to the original
+than the collection at large may come before it. What comes before an original adds up over the index
 shards. The first version's queries go through all of them. After an append all queries go through what is
 new, and the new ones through a few older shards; the certificate says how many rows that leaves unasked.
 """
@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +23,12 @@ from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
+from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outcomes
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
 from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.run_folder import CERTIFY_INDEX
+from ckn_scale.storage.run_records import Certificate
+from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
@@ -45,7 +46,7 @@ class Query:
     original: np.ndarray
     file: StoredFile  # where it lies
 
-    def stands_behind(self, hit: Hit) -> bool:
+    def comes_after(self, hit: Hit) -> bool:
         if self.score is None or hit.image_id == self.image_id:
             return False
         return (-hit.score, hit.image_id) < (-self.score, self.image_id)
@@ -114,16 +115,16 @@ class CertifyIndex(Step):
         return [*self.asked, *self.taken_over] if is_new else self.asked
 
     def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
-        """How many copies of the original, and how many other images, stand before it in this shard."""
+        """How many copies of the original, and how many other images, come before it in this shard."""
         level, copies, others = self.copy_levels[query.image_id], 0, 0
-        for hit in filter(query.stands_behind, hits):
+        for hit in filter(query.comes_after, hits):
             vector = group.vector(hit.image_id)
             is_copy = vector is not None and float(query.original @ vector) > level
             copies, others = copies + is_copy, others + (not is_copy)
         return copies, others
 
 
-def _read_queries(store: Any, file: StoredFile) -> Iterator[Query]:
+def _read_queries(store: Store, file: StoredFile) -> Iterator[Query]:
     table: pa.Table = read_table(store, file)
     for row in table.to_pylist():
         vector = None if row["vector"] is None else np.frombuffer(row["vector"], "<f4")
@@ -132,14 +133,14 @@ def _read_queries(store: Any, file: StoredFile) -> Iterator[Query]:
 
 
 def judge(copies: int, others: int) -> str:
-    """By what stands before a query's original, in all index shards that were asked together."""
+    """By what comes before a query's original, in all index shards that were asked together."""
     if others or copies >= HITS_LOOKED_AT:
         return "missed"
     return "behind copies" if copies else "first"
 
 
 def copy_level(similarities: Sequence[float]) -> float:
-    """What an image must be more alike than to be a copy, by its similarities to the collection at large."""
+    """The similarity above which an image is a copy, by the similarities to the collection at large."""
     if not similarities:
         return math.inf
     centre = float(np.median(similarities))
@@ -147,49 +148,44 @@ def copy_level(similarities: Sequence[float]) -> float:
     return centre + COPY_DEVIATIONS * deviation
 
 
-def make_certificate(step: CertifyIndex) -> dict[str, Any]:
-    """Counts over all planted queries and the lower end of the interval the gate looks at."""
-    numbers, draw = BuildIndex(step.run, step.planted.manifest.build).shard_ids(), step.planted.draw
+def make_certificate(step: CertifyIndex) -> Certificate:
+    """Counts over all planted queries, and the lower end of the interval that the gate looks at.
+
+    `fewest_rows` and `everywhere` say how much of the index was asked: elsewhere a better answer would not
+    be noticed.
+    """
+    manifest, draw, publish = step.planted.manifest, step.planted.draw, step.settings.publish
     outcomes = _list_outcomes(step)
-    publish = step.settings.publish
-    missed = sum(one.outcome == "missed" for one in outcomes)
-    first = len(outcomes) - missed
+    first = sum(one.outcome != "missed" for one in outcomes)
     lower = wilson_lower(first, len(outcomes), publish.confidence)
-    kept = write_outcomes(step.run, draw.name, outcomes, numbers)
+    everywhere = [one for one in outcomes if one.unasked_rows == 0]
     new = {image.image_id for image in draw.asked[: draw.new]}
-    return {
-        "queries": len(outcomes),
-        "asked": len(step.asked),
-        "new_asked": sum(query.image_id in new for query in step.asked),
-        "taken_over": len(outcomes) - len(step.asked),
-        "in_sample": draw.in_sample,
-        "first": first,
-        "behind_copies": sum(one.outcome == "behind copies" for one in outcomes),
-        "first_share": first / len(outcomes) if outcomes else 0.0,
-        **_count_asked(step, outcomes),
-        "lower": lower,
-        "confidence": publish.confidence,
-        "target": publish.target,
-        "passed": lower >= publish.target,
-        "by_view": _share_by_view(outcomes),
-        "draw": draw.name,
-        "encoder": name_encoder(step.run),
-        "outcomes": asdict(kept),
-    }
-
-
-def _count_asked(step: CertifyIndex, outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How much of the index stands behind the outcomes: elsewhere a better answer would not be noticed."""
-    manifest, everywhere = step.planted.manifest, [one for one in outcomes if one.unasked_rows == 0]
-    return {
-        "index_shards": len(manifest.shards),
-        "asked_shards": len(step.shard_ids()),
-        "rows": manifest.rows,
-        "asked_rows": _count_rows(step, step.shard_ids()),
-        "fewest_rows": manifest.rows - max((one.unasked_rows for one in outcomes), default=0),
-        "everywhere": len(everywhere),
-        "everywhere_first": sum(one.outcome != "missed" for one in everywhere),
-    }
+    numbers = BuildIndex(step.run, manifest.build).shard_ids()
+    return Certificate(
+        queries=len(outcomes),
+        asked=len(step.asked),
+        new_asked=sum(query.image_id in new for query in step.asked),
+        taken_over=len(outcomes) - len(step.asked),
+        in_sample=draw.in_sample,
+        first=first,
+        behind_copies=sum(one.outcome == "behind copies" for one in outcomes),
+        first_share=first / len(outcomes) if outcomes else 0.0,
+        index_shards=len(manifest.shards),
+        asked_shards=len(step.shard_ids()),
+        rows=manifest.rows,
+        asked_rows=_count_rows(step, step.shard_ids()),
+        fewest_rows=manifest.rows - max((one.unasked_rows for one in outcomes), default=0),
+        everywhere=len(everywhere),
+        everywhere_first=sum(one.outcome != "missed" for one in everywhere),
+        lower=lower,
+        confidence=publish.confidence,
+        target=publish.target,
+        passed=lower >= publish.target,
+        by_view=_share_by_view(outcomes),
+        draw=draw.name,
+        encoder=name_encoder(step.run),
+        outcomes=write_outcomes(step.run, draw.name, outcomes, numbers),
+    )
 
 
 def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
@@ -197,7 +193,7 @@ def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
     return sum(shard.rows for shard in step.planted.manifest.shards if shard.shard in positions)
 
 
-def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
+def _list_outcomes(step: CertifyIndex) -> list[QueryOutcome]:
     """Of all queries; one that was asked before keeps its outcome unless an index shard made it worse."""
     commits, draw, rows = step.log.committed(), step.planted.draw, step.planted.manifest.rows
     copies: Counter[int] = Counter()
@@ -207,7 +203,7 @@ def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
             copies[image_id] += more_copies
             others[image_id] += more_others
     asked = [
-        Outcome(
+        QueryOutcome(
             query.image_id,
             query.view,
             "missed" if query.vector is None else judge(copies[query.image_id], others[query.image_id]),
@@ -216,16 +212,16 @@ def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
         )
         for query in step.asked
     ]
-    taken_over, standing_rows = [], rows - _count_rows(step, draw.new_shards)
+    taken_over, unchanged_rows = [], rows - _count_rows(step, draw.new_shards)
     for one in draw.taken_over:
         now = judge(copies[one.image_id], others[one.image_id])
         worse = max(one.outcome, now, key=OUTCOMES.index)
         # What is left unasked are shards that did not change since: what was built anew is asked by all.
-        taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, standing_rows)))
+        taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, unchanged_rows)))
     return [*asked, *taken_over]
 
 
-def _share_by_view(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _share_by_view(outcomes: Sequence[QueryOutcome]) -> dict[str, float]:
     found: dict[str, list[bool]] = {name: [] for name in VIEWS}
     for one in outcomes:
         found[list(VIEWS)[one.view]].append(one.outcome != "missed")

@@ -22,14 +22,14 @@ from ckn_scale.storage.builds import name_shards
 from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
-from ckn_scale.storage.run_records import Segment, Version
+from ckn_scale.storage.run_records import Certificate, Segment, Version
 from ckn_scale.storage.stored_files import StoredFile, find_damage, read_file, read_table, write_file
 
 OLDER_SHARDS = 8  # index shards that were there before an append and are asked for what it added, at most
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QueryOutcome:
     """What became of one planted query, and the file that its vectors lie in."""
 
     image_id: int
@@ -44,7 +44,7 @@ class Draw:
     asked: tuple[PlannedImage, ...]
     new: int  # of those asked, how many the current version does not hold
     in_sample: int  # of those asked, how many the models were trained on
-    taken_over: tuple[Outcome, ...]
+    taken_over: tuple[QueryOutcome, ...]
     new_shards: tuple[int, ...]  # index shards that nothing was asked of before: all queries are
     older_shards: tuple[int, ...]  # of the others those that the images of `asked` are asked of too
 
@@ -71,8 +71,7 @@ def draw_queries(
     """What a version of these segments and index shards is asked, after `current`, the published one."""
     count = parse_settings(run.settings).publish.num_queries
     replaced = set(list_replaced(segments).tolist())
-    certificate = current.certificate if current is not None else {}
-    held, known = _read_outcomes(run, certificate)
+    held, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
     held = [one for one in held if one.image_id not in replaced]
     if current is None or not held:
         apart, trained = _list_candidates(run, segments, replaced)
@@ -88,14 +87,14 @@ def draw_queries(
     return Draw(tuple(asked), len(asked), 0, tuple(taken_over), tuple(new_shards), tuple(older_shards))
 
 
-def _choose_held(held: Sequence[Outcome], count: int, standing: int) -> list[Outcome]:
-    """Of outcomes, newest first, `count`: the `standing` that saw most of the index, else the newest.
+def _choose_held(held: Sequence[QueryOutcome], count: int, anchors: int) -> list[QueryOutcome]:
+    """Of outcomes, newest first, `count`: the `anchors` that saw most of the index, else the newest.
 
     So half of the queries are of the whole index however many appends there were, and the others follow
     what is new.
     """
-    oldest_last = sorted(held, key=lambda one: -one.unasked_rows)
-    kept = {one.image_id for one in oldest_last[-standing:]}
+    by_coverage = sorted(held, key=lambda one: -one.unasked_rows)
+    kept = {one.image_id for one in by_coverage[-anchors:]}
     newest = [one for one in held if one.image_id not in kept][: max(0, count - len(kept))]
     return [*newest, *(one for one in held if one.image_id in kept)][:count]
 
@@ -128,7 +127,7 @@ def read_draw(run: RunFolder, name: str) -> Draw:
 
 
 def write_outcomes(
-    run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]
+    run: RunFolder, name: str, outcomes: Iterable[QueryOutcome], shards: Sequence[int]
 ) -> StoredFile:
     """What the next version takes over: every query's outcome, and the index shards of this one."""
     rows = [asdict(one) for one in outcomes]
@@ -142,15 +141,15 @@ def name_encoder(run: RunFolder) -> str:
     return "" if commit is None else commit.fingerprint
 
 
-def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], set[int]]:
-    """The outcomes that can be taken over, and the index shards that were asked or stood by then.
+def _read_outcomes(run: RunFolder, certificate: Certificate) -> tuple[list[QueryOutcome], set[int]]:
+    """The outcomes that can be taken over, and the index shards of that version.
 
-    None when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
+    Neither when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
     """
-    if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
+    if certificate.outcomes is None or certificate.encoder != name_encoder(run):
         return [], set()
     try:
-        body = json.loads(read_file(run.store, StoredFile(**certificate["outcomes"])))
+        body = json.loads(read_file(run.store, certificate.outcomes))
     except CorruptData:
         return [], set()
     outcomes = [_as_outcome(one) for one in body["outcomes"]]
@@ -174,9 +173,9 @@ def _list_candidates(
 
 
 def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[PlannedImage]:
-    standing = (image for image in images if image.image_id not in replaced)
-    return sorted(standing, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
+    kept = (image for image in images if image.image_id not in replaced)
+    return sorted(kept, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
 
 
-def _as_outcome(body: Mapping[str, Any]) -> Outcome:
-    return Outcome(**{**body, "file": StoredFile(**body["file"])})
+def _as_outcome(body: Mapping[str, Any]) -> QueryOutcome:
+    return QueryOutcome(**{**body, "file": StoredFile(**body["file"])})

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ckn_scale import schemas
-from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
+from ckn_scale.core.encoder import EncodedImage, ImageEncoder
 from ckn_scale.core.images import encode_thumbnail
 from ckn_scale.core.pca import BLOCK_ROWS
+from ckn_scale.core.preprocessor import PreparedImage
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
-from ckn_scale.prepare_images import prepare_images
+from ckn_scale.prepare_images import ImageOutcome, prepare_images
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.record_models import load_parts, read_generation
 from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
@@ -25,7 +26,6 @@ from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, ENCODE_IMAGES, THUMB
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
-Outcome: TypeAlias = "tuple[PlannedImage, PreparedImage | ImageRejected]"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EncodeImages(Step):
         }
         return ShardResult(tables=tables, states=Counter(row.state for row in rows))
 
-    def _encode(self, outcomes: Iterator[Outcome]) -> Iterator[EncodedRow]:
+    def _encode(self, outcomes: Iterator[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         """Every outcome as a row, in order; the vectors are reduced in full blocks."""
         waiting: list[EncodedRow] = []
         for group in group_by_patches(outcomes):
@@ -89,7 +89,7 @@ class EncodeImages(Step):
             waiting = waiting[full:]
         yield from self._reduce(waiting)
 
-    def _describe_group(self, group: Sequence[Outcome]) -> Iterator[EncodedRow]:
+    def _describe_group(self, group: Sequence[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         prepared = [outcome for _, outcome in group if isinstance(outcome, PreparedImage)]
         described = iter(
             self.encoder.describe_prepared(prepared, max_points=self.settings.encode.max_descriptors)
@@ -113,9 +113,11 @@ class EncodeImages(Step):
                 yield replace(row, encoded=encoded, code=next(codes).tobytes())
 
 
-def group_by_patches(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+def group_by_patches(
+    outcomes: Iterator[ImageOutcome[PreparedImage]],
+) -> Iterator[list[ImageOutcome[PreparedImage]]]:
     """Groups of images that are described together."""
-    group: list[Outcome] = []
+    group: list[ImageOutcome[PreparedImage]] = []
     patches = 0
     for image, outcome in outcomes:
         group.append((image, outcome))

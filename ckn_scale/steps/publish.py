@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData, RunFailed
@@ -27,7 +26,7 @@ from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.run_records import Segment, Version
+from ckn_scale.storage.run_records import Certificate, Failures, Segment, Version
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
 
@@ -81,35 +80,20 @@ def is_current(run: RunFolder, candidate: Candidate) -> bool:
         return False  # images were appended and are not encoded yet
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Images that could not be used, of those that no version holds yet, and of those one held."""
-
-    new_images: int
-    new_failed: dict[str, int]  # by state
-    held_images: int  # ok in the current version
-    lost: int  # of them, not ok any more: a retry met a store that had lost them
-
-    @property
-    def share(self) -> float:
-        """The larger one: among the new images, or among those that were held."""
-        new = sum(self.new_failed.values()) / self.new_images if self.new_images else 0.0
-        return max(new, self.lost / self.held_images if self.held_images else 0.0)
-
-
-def count_failures(candidate: Candidate) -> Failures:
+def count_failures(candidate: Candidate, limit: float) -> Failures:
+    """What a candidate's images came to, beside the share of failures that may be published."""
     held = candidate.current.segments if candidate.current else 0
     new = candidate.states_of(one for one in candidate.segments if one.number > held)
     old = candidate.states_of(one for one in candidate.segments if one.number <= held)
     was_ok = candidate.current.states.get("ok", 0) if candidate.current else 0
     failed = {state: count for state, count in new.items() if state != "ok"}
-    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)))
+    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)), limit)
 
 
 def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
     """RunFailed when more than publish.max_failed_share of the new images could not be used."""
-    failures, limit = count_failures(candidate), _max_failed_share(run)
-    if failures.share <= limit:
+    failures = count_failures(candidate, _max_failed_share(run))
+    if failures.share <= failures.limit:
         return
     parts = []
     if failures.new_failed:
@@ -119,7 +103,7 @@ def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
     if failures.lost:
         parts.append(f"{failures.lost} of {failures.held_images} published images cannot be used any more")
     raise RunFailed(
-        f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {limit:g}; "
+        f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {failures.limit:g}; "
         f"`ckn-scale failures {run.url}` lists them and with --retry tries them again, "
         "`--accept` publishes all the same, on record"
     )
@@ -133,7 +117,7 @@ def publish_version(
     run: RunFolder,
     candidate: Candidate,
     manifest: StoredFile,
-    certificate: Mapping[str, Any],
+    certificate: Certificate,
     *,
     accept: bool = False,
 ) -> int:
@@ -143,11 +127,10 @@ def publish_version(
     """
     if not accept:
         require_few_failures(run, candidate)
-    if not certificate["passed"] and not accept:
+    if not certificate.passed and not accept:
         raise RunFailed(_explain_refusal(certificate))
     content = read_manifest(run.store, manifest)
     _check_rows(candidate, content)
-    failures = count_failures(candidate)
     version = Version(
         number=candidate.after + 1,
         build=candidate.build,
@@ -156,8 +139,8 @@ def publish_version(
         segments=candidate.segments[-1].number,
         generation=candidate.generation,
         states=candidate.states,
-        failures={**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
-        certificate={**certificate, "accepted": bool(accept and not certificate["passed"])},
+        failures=count_failures(candidate, _max_failed_share(run)),
+        certificate=replace(certificate, accepted=accept and not certificate.passed),
     )
     if is_current(run, candidate):
         hit_failpoint("data_written", "publish", version.number)
@@ -177,7 +160,7 @@ def _create_once(run: RunFolder, version: Version) -> bool:
 
 
 def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
-    """The current version, if it is this build and names the index files that stand."""
+    """The current version, if it is this build and names the committed index files."""
     latest = built.run.versions.latest()
     if latest is None or latest.build != candidate.build:
         return None
@@ -204,13 +187,13 @@ def _sum_states(commits: Iterable[Commit]) -> dict[str, int]:
     return dict(sorted(states.items()))
 
 
-def _explain_refusal(certificate: Mapping[str, Any]) -> str:
-    if certificate["queries"] == 0:
+def _explain_refusal(certificate: Certificate) -> str:
+    if certificate.queries == 0:
         return "not published: no planted query could be asked; `--accept` publishes all the same"
     return (
-        f"not published: {certificate['first']} of {certificate['queries']} planted queries came back first; "
-        f"with confidence {certificate['confidence']:g} that is at least {certificate['lower']:.3f}, "
-        f"below publish.target = {certificate['target']:g}. More keypoints or words raise it, more "
+        f"not published: {certificate.first} of {certificate.queries} planted queries came back first; "
+        f"with confidence {certificate.confidence:g} that is at least {certificate.lower:.3f}, "
+        f"below publish.target = {certificate.target:g}. More keypoints or words raise it, more "
         "publish.num_queries narrow the interval, `--accept` publishes all the same, on record"
     )
 

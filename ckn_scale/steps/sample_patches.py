@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.config import Settings
-from ckn_scale.core.encoder import PreparedImage, Preprocessor
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.errors import ImageRejected, RunFailed
 from ckn_scale.prepare_images import prepare_images

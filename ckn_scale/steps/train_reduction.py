@@ -10,10 +10,11 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.encoder import ImageEncoder, PreparedImage, Reduction
+from ckn_scale.core.encoder import ImageEncoder, Reduction
 from ckn_scale.core.flattening import learn_flattening
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
+from ckn_scale.core.preprocessor import PreparedImage
 from ckn_scale.core.specs import ProjectionSpec, ReductionSpec
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema

@@ -1,12 +1,12 @@
 """The numbered records of a run as types: the plan, its background, arithmetic, models and versions.
 
-Each is written once, by `to_body`, and read by `from_body`; nobody else knows the form of a body.
+`to_body` is the one writer of each and `from_body` its one reader; nobody else knows the form of a body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ckn_scale.storage.stored_files import StoredFile
@@ -137,6 +137,73 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """How a version answered queries whose answer is known; the gate that it had to pass.
+
+    Without arguments: that of a version that was asked nothing.
+    """
+
+    queries: int = 0
+    asked: int = 0  # of the queries, for this version
+    new_asked: int = 0  # of those asked, for images that no version held before
+    taken_over: int = 0  # of the queries, from the certificate of the version before
+    in_sample: int = 0  # of those asked, for images that the models were trained on
+    first: int = 0  # came back first, or behind copies only
+    behind_copies: int = 0
+    first_share: float = 0.0
+    index_shards: int = 0
+    asked_shards: int = 0
+    rows: int = 0
+    asked_rows: int = 0
+    fewest_rows: int = 0  # that any query was asked of
+    everywhere: int = 0  # queries that were asked of all rows
+    everywhere_first: int = 0
+    lower: float = 0.0  # end of the interval of `first_share`, with `confidence`
+    confidence: float = 0.0
+    target: float = 0.0  # that `lower` has to reach
+    passed: bool = False
+    accepted: bool = False  # published though it did not pass
+    by_view: Mapping[str, float] = field(default_factory=dict)  # share that came back first
+    draw: str = ""  # which images were asked for
+    encoder: str = ""  # what made the vectors
+    outcomes: StoredFile | None = None  # of every query, for the next version
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Certificate:
+        known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
+        outcomes = StoredFile(**known.pop("outcomes")) if known.get("outcomes") else None
+        known.setdefault("everywhere", known.get("queries", 0))  # records before it was counted
+        return cls(**{**known, "outcomes": outcomes})
+
+    def to_body(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Images that could not be used, of those that no version holds yet, and of those one held."""
+
+    new_images: int = 0
+    new_failed: Mapping[str, int] = field(default_factory=dict)  # by state
+    held_images: int = 0  # ok in the version before
+    lost: int = 0  # of them, not ok any more: a retry met a store that had lost them
+    limit: float = 0.0  # publish.max_failed_share
+
+    @property
+    def share(self) -> float:
+        """The larger one: among the new images, or among those that were held."""
+        new = sum(self.new_failed.values()) / self.new_images if self.new_images else 0.0
+        return max(new, self.lost / self.held_images if self.held_images else 0.0)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Failures:
+        return cls(**{one.name: body[one.name] for one in fields(cls) if one.name in body})
+
+    def to_body(self) -> dict[str, Any]:
+        return {**asdict(self), "share": self.share}
+
+
+@dataclass(frozen=True)
 class Version:
     """index/000001.json: a published index."""
 
@@ -147,8 +214,8 @@ class Version:
     segments: int  # of the plan that it holds
     generation: int  # of the models
     states: Mapping[str, int]  # images of the run by state
-    failures: Mapping[str, Any] = field(default_factory=dict)
-    certificate: Mapping[str, Any] = field(default_factory=dict)
+    failures: Failures = Failures()
+    certificate: Certificate = Certificate()
 
     @classmethod
     def from_body(cls, number: int, body: Mapping[str, Any]) -> Version:
@@ -160,12 +227,12 @@ class Version:
             segments=body["segments"],
             generation=body["generation"],
             states=body["states"],
-            failures=body["failures"],
-            certificate=body["certificate"],
+            failures=Failures.from_body(body["failures"]),
+            certificate=Certificate.from_body(body["certificate"]),
         )
 
     def to_body(self) -> dict[str, Any]:
-        return _body(self)
+        return {**_body(self), "failures": self.failures.to_body(), "certificate": self.certificate.to_body()}
 
 
 def _body(record: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from photo_runs import OVERRIDES, digests_of, index_here, read_commits, read_events
@@ -34,7 +34,7 @@ def more(tmp_path):
 
 
 def certificate_of(run):
-    return RunFolder.open(str(run)).versions.latest().certificate
+    return asdict(RunFolder.open(str(run)).versions.latest().certificate)
 
 
 def asked_in(run):
@@ -83,9 +83,9 @@ def test_an_append_killed_before_it_is_certified_goes_on(run, more, monkeypatch)
 def test_nothing_is_taken_over_from_another_encoder_or_a_damaged_record(run):
     opened = RunFolder.open(str(run))
     version = opened.versions.latest()
-    other = replace(version, certificate={**version.certificate, "encoder": "another"})
+    other = replace(version, certificate=replace(version.certificate, encoder="another"))
     assert draw_queries(opened, read_segments(opened), [], other).taken_over == ()
-    (run / version.certificate["outcomes"]["path"]).write_bytes(b"cut")
+    (run / version.certificate.outcomes.path).write_bytes(b"cut")
     assert draw_queries(opened, read_segments(opened), [], version).taken_over == ()
 
 

@@ -75,7 +75,7 @@ def _open_planting(run_url: Path) -> PlantQueries:
     """The step that the published version was certified with."""
     run = RunFolder.open(str(run_url))
     record = run.versions.latest()
-    return PlantQueries(run, record.manifest, record.certificate["draw"])
+    return PlantQueries(run, record.manifest, record.certificate.draw)
 
 
 def _count_planted(step: PlantQueries, *, isolate: bool = False) -> int:

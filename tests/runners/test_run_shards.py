@@ -8,7 +8,7 @@ import pytest
 
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, CorruptData, RunFailed, RunMismatch, TransientStoreError
-from ckn_scale.runners.driver import Outcome, require_done, run_shards
+from ckn_scale.runners.driver import TaskOutcome, require_done, run_shards
 from ckn_scale.step import ShardTask
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.run_folder import RunFolder
@@ -38,9 +38,9 @@ class ScriptedExecutor:
     def wait(self, timeout_s, tell=None):
         task = self.running.pop()
         if not self.script[task.shard_id]:
-            return [Outcome(task, "done", {"images": 3})]
+            return [TaskOutcome(task, "done", {"images": 3})]
         kind, error = self.script[task.shard_id].pop(0)
-        return [Outcome(task, kind, error=error)]
+        return [TaskOutcome(task, kind, error=error)]
 
 
 def run(executor, count=4, total=6, sizes=None, before=0, **resources):

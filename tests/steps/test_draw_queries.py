@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.steps.draw_queries import (
-    Outcome,
+    QueryOutcome,
     draw_queries,
     name_encoder,
     read_draw,
@@ -17,7 +17,7 @@ from ckn_scale.steps.draw_queries import (
 )
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
-from ckn_scale.storage.run_records import Generation, Version
+from ckn_scale.storage.run_records import Certificate, Generation, Version
 from ckn_scale.storage.stored_files import StoredFile, write_file
 
 
@@ -92,15 +92,15 @@ def test_a_draw_reads_back_as_it_was_written(folder, tmp_path):
 
 
 def publish(run, unasked_rows, shards):
-    """A version as its record stands, whose queries, newest first, left so many rows unasked."""
+    """A published version whose queries, newest first, left so many rows unasked."""
     outcomes = [
-        Outcome(
+        QueryOutcome(
             image_id, 0, "first", write_file(run.store, f"queries/{image_id}.parquet", b"vector", 1), rows
         )
         for image_id, rows in enumerate(unasked_rows)
     ]
     kept = write_outcomes(run, "first", outcomes, shards)
-    certificate = {"encoder": name_encoder(run), "outcomes": asdict(kept)}
+    certificate = Certificate(encoder=name_encoder(run), outcomes=kept)
     return Version(1, "build", StoredFile("manifest", "0", 1), 1, 1, 1, {}, certificate=certificate)
 
 
