@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ckn_scale.core.specs import (
     ChannelSpec,
@@ -144,6 +144,14 @@ def load_settings(
         if isinstance(numerics, dict) and "device" not in numerics:
             numerics["device"] = choose_device()
     return parse_settings(tree)
+
+
+def load_spare_channels() -> dict[str, ChannelSpec]:
+    """By name, the channels that can be evaluated though the preset does not index with them."""
+    path = resources.files("ckn_scale") / "presets" / "spare" / "channels.toml"
+    channels = tomllib.loads(path.read_text(encoding="utf-8"))["channels"]
+    specs = TypeAdapter(tuple[ChannelSpec, ...]).validate_python(channels)
+    return {spec.ckn.channel: spec for spec in specs}
 
 
 def parse_settings(tree: Mapping[str, Any]) -> Settings:

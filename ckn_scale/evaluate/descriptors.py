@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import Settings
+from ckn_scale.config import Settings, load_spare_channels
 from ckn_scale.core.descriptors.ckn import CknDescriptor, train_descriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec
+from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.regions import KeyedDescriptor
@@ -29,27 +29,6 @@ from ckn_scale.evaluate.regions import KeyedDescriptor
 SIFTS = {"sift": False, "rootsift": True}
 CHANNELS = ("grad", "white", "raw")
 GROUPS = ("ckn", "ckn-mix")
-
-# Channels can be asked for that a preset does not index with; these small ones stand in.
-SPARE_CHANNELS = {
-    "grad": ChannelSpec(
-        CknSpec("grad", (LayerSpec(1, 8, 4), LayerSpec(4, 64, 3)), norm_power=0.5, window_sigma=0.3)
-    ),
-    "white": ChannelSpec(
-        CknSpec("white", (LayerSpec(3, 32, 4), LayerSpec(2, 64, 3)), norm_power=0.5, window_sigma=0.3)
-    ),
-    "raw": ChannelSpec(
-        CknSpec(
-            "raw",
-            (LayerSpec(5, 64, 4), LayerSpec(2, 64, 3)),
-            alpha_quantile=0.1,
-            norm_power=0.5,
-            window_sigma=0.3,
-            position_step=2,
-        ),
-        weight=0.25,  # colours as they are help on some sets and harm on others
-    ),
-}
 
 PatchSource = Callable[[int], np.ndarray]  # how many training patches are wanted → (N, S, S, 3) uint8
 
@@ -107,7 +86,7 @@ def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Membe
 
 def _find_channel(settings: Settings, name: str) -> ChannelSpec:
     indexed = [channel for channel in settings.channels if channel.ckn.channel == name]
-    return indexed[0] if indexed else SPARE_CHANNELS[name]
+    return indexed[0] if indexed else load_spare_channels()[name]
 
 
 def list_members(requests: Sequence[Request]) -> list[Member]:
