@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from skimage import data
 
-from ckn_scale.core.ckn import Ckn, encode_patches
-from ckn_scale.core.ckn_model import CknLayer
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.ckn_model import Ckn, CknLayer
 from ckn_scale.core.ckn_sgd import choose_rate, descend, draw_filters, pose_problem, try_rate
 from ckn_scale.core.ckn_training import (
     Subpatches,

@@ -1,4 +1,8 @@
-"""The closed form: filters are centroids of unit sub-patches, the kernel is projected onto their span."""
+"""Training a CKN: layer by layer, each from a sample of the sub-patches that it will see.
+
+`train_ckn` does it in one process; the training steps call the same functions, one shard each. A layer's
+filters are learned in closed form here (Nyström: they are centroids of unit sub-patches, and the kernel is
+projected onto their span) or by stochastic gradient descent (`ckn_sgd`)."""
 
 from __future__ import annotations
 
@@ -10,61 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn import NORM_FLOOR, Ckn, CknEncoder, check_patches, pad_batches, unfold_maps
+from ckn_scale.core.ckn import NORM_FLOOR, CknEncoder, check_patches, pad_batches, unfold_maps
 from ckn_scale.core.ckn_inputs import InputSubpatches
-from ckn_scale.core.ckn_model import CknLayer, layer_sides, orientation_layer, truncate_spec
+from ckn_scale.core.ckn_model import Ckn, CknLayer, layer_sides, orientation_layer, truncate_spec
 from ckn_scale.core.ckn_sgd import fit_sgd
 from ckn_scale.core.kmeans import cluster
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, LayerSpec
 
-
-def kernel(similarity: Tensor, alpha: float) -> Tensor:
-    """exp(−‖x − y‖²/(2α²)) of unit vectors with inner product `similarity`."""
-    return torch.exp((similarity - 1) / alpha**2)
-
-
-def inverse_root(gram: np.ndarray, epsilon: float) -> np.ndarray:
-    """K^(−1/2) of a symmetric matrix, in float64; directions below `epsilon` × the largest are dropped."""
-    values, vectors = np.linalg.eigh(gram.astype(np.float64))
-    kept = values > epsilon * values[-1]
-    scales = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
-    return (vectors * scales) @ vectors.T
-
-
-def fit_nystrom(
-    subpatches: Tensor, num_filters: int, alpha: float, *, iterations: int, epsilon: float, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(weights, bias, factor): ψ(x) = factor · exp(weights x + bias) for unit x, ⟨ψ(x), ψ(y)⟩ ≈ kernel."""
-    if len(subpatches) < num_filters:
-        raise ValueError(f"{num_filters} filters need as many sub-patches, got {len(subpatches)}")
-    found = cluster(subpatches, num_filters, iterations=iterations, seed=seed, spherical=True)
-    centroids = found.double().cpu()
-    factor = inverse_root(kernel(centroids @ centroids.T, alpha).numpy(), epsilon)
-    weights = (centroids / alpha**2).numpy().astype(np.float32)
-    bias = np.full(num_filters, -1 / alpha**2, np.float32)
-    return weights, bias, factor.astype(np.float32)
-
-
 logger = logging.getLogger(__name__)
-
 _DRAW_BATCH = 64
 _NEVER = np.iinfo(np.uint64).max
-
-
-@dataclass(frozen=True)
-class Subpatches:
-    """Unit rows (n, q) float32 with the priority (n,) uint64 each was chosen by."""
-
-    rows: np.ndarray
-    priorities: np.ndarray
-
-    @classmethod
-    def merge(cls, parts: list[Subpatches], count: int) -> Subpatches:
-        """The `count` first of all parts; the same however the patches were split into parts."""
-        priorities = np.concatenate([part.priorities for part in parts])
-        chosen = smallest(priorities, count)
-        return cls(np.concatenate([part.rows for part in parts])[chosen], priorities[chosen])
 
 
 def train_ckn(patches: np.ndarray, spec: CknSpec, training: CknTrainingSpec, *, device: str = "cpu") -> Ckn:
@@ -107,6 +67,84 @@ def add_layer(
         layer = CknLayer(layer.spec, layer.alpha, layer.weights, layer.bias)
     logger.info("learned layer %d of %s: α %.3f, %s", index, spec.channel, alpha, layer.spec)
     return Ckn(truncate_spec(spec, index + 1), ckn.patch_size_px, (*ckn.layers, layer))
+
+
+def choose_alpha(subpatches: np.ndarray, quantile: float) -> float:
+    """The quantile of the distances between row i of the first half and row i of the second."""
+    half = len(subpatches) // 2
+    if half == 0:
+        raise ValueError(f"α needs at least two sub-patches, got {len(subpatches)}")
+    distances = np.linalg.norm(subpatches[:half] - subpatches[half : 2 * half], axis=1)
+    positive = distances[distances > 0]
+    if len(positive) == 0:
+        raise ValueError("all sub-patches are equal: there is nothing to learn from")
+    return float(np.quantile(positive, quantile))
+
+
+def fit_layer(
+    subpatches: np.ndarray,
+    spec: LayerSpec,
+    alpha: float,
+    training: CknTrainingSpec,
+    *,
+    rate: float | None = None,
+    device: str = "cpu",
+) -> CknLayer:
+    """Filters whose responses' inner products approximate exp(−‖x − y‖²/(2α²))."""
+    rows = torch.from_numpy(subpatches).to(device)
+    if training.solver == "sgd":
+        return CknLayer(spec, alpha, *fit_sgd(rows, spec.num_filters, alpha, training, rate=rate))
+    weights, bias, factor = fit_nystrom(
+        rows,
+        spec.num_filters,
+        alpha,
+        iterations=training.kmeans_iterations,
+        epsilon=training.nystrom_epsilon,
+        seed=training.seed,
+    )
+    return CknLayer(spec, alpha, weights, bias, factor)
+
+
+def fit_nystrom(
+    subpatches: Tensor, num_filters: int, alpha: float, *, iterations: int, epsilon: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(weights, bias, factor): ψ(x) = factor · exp(weights x + bias) for unit x, ⟨ψ(x), ψ(y)⟩ ≈ kernel."""
+    if len(subpatches) < num_filters:
+        raise ValueError(f"{num_filters} filters need as many sub-patches, got {len(subpatches)}")
+    found = cluster(subpatches, num_filters, iterations=iterations, seed=seed, spherical=True)
+    centroids = found.double().cpu()
+    factor = inverse_root(kernel(centroids @ centroids.T, alpha).numpy(), epsilon)
+    weights = (centroids / alpha**2).numpy().astype(np.float32)
+    bias = np.full(num_filters, -1 / alpha**2, np.float32)
+    return weights, bias, factor.astype(np.float32)
+
+
+def kernel(similarity: Tensor, alpha: float) -> Tensor:
+    """exp(−‖x − y‖²/(2α²)) of unit vectors with inner product `similarity`."""
+    return torch.exp((similarity - 1) / alpha**2)
+
+
+def inverse_root(gram: np.ndarray, epsilon: float) -> np.ndarray:
+    """K^(−1/2) of a symmetric matrix, in float64; directions below `epsilon` × the largest are dropped."""
+    values, vectors = np.linalg.eigh(gram.astype(np.float64))
+    kept = values > epsilon * values[-1]
+    scales = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
+    return (vectors * scales) @ vectors.T
+
+
+@dataclass(frozen=True)
+class Subpatches:
+    """Unit rows (n, q) float32 with the priority (n,) uint64 each was chosen by."""
+
+    rows: np.ndarray
+    priorities: np.ndarray
+
+    @classmethod
+    def merge(cls, parts: list[Subpatches], count: int) -> Subpatches:
+        """The `count` first of all parts; the same however the patches were split into parts."""
+        priorities = np.concatenate([part.priorities for part in parts])
+        chosen = smallest(priorities, count)
+        return cls(np.concatenate([part.rows for part in parts])[chosen], priorities[chosen])
 
 
 def draw_subpatches(
@@ -168,42 +206,6 @@ def _draw_rows(rows: Tensor, ids: np.ndarray, per_patch: int, seed: int, layer: 
     where = torch.from_numpy(patch), torch.from_numpy(positions[patch, slot])
     unit = rows[where] / norms[where][:, None]
     return Subpatches(unit.float().cpu().numpy(), chosen[patch, slot])
-
-
-def choose_alpha(subpatches: np.ndarray, quantile: float) -> float:
-    """The quantile of the distances between row i of the first half and row i of the second."""
-    half = len(subpatches) // 2
-    if half == 0:
-        raise ValueError(f"α needs at least two sub-patches, got {len(subpatches)}")
-    distances = np.linalg.norm(subpatches[:half] - subpatches[half : 2 * half], axis=1)
-    positive = distances[distances > 0]
-    if len(positive) == 0:
-        raise ValueError("all sub-patches are equal: there is nothing to learn from")
-    return float(np.quantile(positive, quantile))
-
-
-def fit_layer(
-    subpatches: np.ndarray,
-    spec: LayerSpec,
-    alpha: float,
-    training: CknTrainingSpec,
-    *,
-    rate: float | None = None,
-    device: str = "cpu",
-) -> CknLayer:
-    """Filters whose responses' inner products approximate exp(−‖x − y‖²/(2α²))."""
-    rows = torch.from_numpy(subpatches).to(device)
-    if training.solver == "sgd":
-        return CknLayer(spec, alpha, *fit_sgd(rows, spec.num_filters, alpha, training, rate=rate))
-    weights, bias, factor = fit_nystrom(
-        rows,
-        spec.num_filters,
-        alpha,
-        iterations=training.kmeans_iterations,
-        epsilon=training.nystrom_epsilon,
-        seed=training.seed,
-    )
-    return CknLayer(spec, alpha, weights, bias, factor)
 
 
 def measure_kernel_error(layer: CknLayer, left: np.ndarray, right: np.ndarray) -> float:

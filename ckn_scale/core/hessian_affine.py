@@ -1,4 +1,7 @@
-"""From extrema on the grid to points between its pixels, without those that lie on edges."""
+"""The Hessian-affine detector: blobs of a scale space, refined, with an affine shape and an orientation.
+
+Extrema of the Hessian's determinant are moved between the pixels of their grid (edges are dropped), get
+the ellipse of the gradients around them, and are turned to the dominant direction of these gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import cv2
 import numpy as np
 
 from ckn_scale.core.keypoints import Keypoints, empty_keypoints
-from ckn_scale.core.orientation import orient_frames
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.scale_space import (
     FIRST_SIGMA_PX,
@@ -30,6 +32,15 @@ MAX_EDGE_RATIO = 10.0  # of the two curvatures of the response surface
 MAX_EDGE_SCORE = (MAX_EDGE_RATIO + 1) ** 2 / MAX_EDGE_RATIO
 MAX_OFFSET = 1.5  # a quadratic whose peak is farther away does not describe this extremum
 SPARE_FACTOR, SPARE = 1.25, 64  # so many more extrema are refined than asked for, as some are dropped
+NUM_ITERATIONS = 2  # the first does nearly all, a third nothing
+ISOTROPY = 0.1  # share of the trace added to the diagonal: bounds the ratio of the axes by 3.3
+TINY = 1e-6  # a tensor without any gradient gives a circle
+BOX = np.full(3, 1 / 3, np.float32)
+SHAPE_WINDOW = disk_window(radius=8.0, weight_sigma=4.0, side=9)
+ORIENTATION_WINDOW = disk_window(radius=4.0, weight_sigma=2.0, side=13)
+NUM_BINS = 72  # samples go to the nearest bin, so a bin's width is the error they may have
+SMOOTHING_RAD = 0.8  # wide: a dominant direction is found again, a narrow peak often is not
+_buffers = Buffers()
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,30 @@ class Points:
 
     def select(self, chosen: np.ndarray | slice) -> Points:
         return Points(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+
+def detect_hessian_affine(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
+    """The `max_keypoints` strongest regions of an (H, W) uint8 or float32 image above `threshold`.
+
+    The threshold is low on purpose: a textured image of poor contrast gets its points too. A flat
+    image has none.
+    """
+    _check_luma(luma)
+    if luma.size == 0:
+        return empty_keypoints()
+    space = build_scale_space(luma, threshold=spec.threshold, saddles=spec.saddles)
+    points = choose_points(space, spec.max_keypoints, spec.scale_weight)
+    if len(points) == 0:
+        return empty_keypoints()
+    frames = estimate_frames(luma, space.layout, points)
+    if spec.orientation == "dominant":
+        frames = orient_frames(space, points.octaves, frames)
+    return Keypoints(frames, points.responses)
+
+
+def _check_luma(luma: np.ndarray) -> None:
+    if luma.ndim != 2 or luma.dtype not in (np.uint8, np.float32):
+        raise ValueError(f"luma must be (H, W) uint8 or float32, got {luma.shape} {luma.dtype}")
 
 
 def choose_points(space: ScaleSpace, count: int, scale_weight: float) -> Points:
@@ -74,6 +109,21 @@ def refine_extrema(space: ScaleSpace, extrema: Extrema) -> Points:
     x_px, y_px = (extrema.columns + offset[0]) * step_px, (extrema.rows + offset[1]) * step_px
     columns = (x_px, y_px, sigma_px, strength)
     return Points(extrema.octaves, *(c.astype(np.float32) for c in columns)).select(keep)
+
+
+def _gather_neighbours(space: ScaleSpace, extrema: Extrema) -> np.ndarray:
+    """(3, 3, 3, N) float64 strengths around each extremum."""
+    octave = extrema.octaves
+    height, width = space.layout.heights[octave], space.layout.widths[octave]
+    centre = (extrema.levels * height + extrema.rows) * width + extrema.columns
+    centre += NUM_LEVELS * space.layout.starts[octave]
+    step = np.arange(-1, 2)[:, None]
+    level, row, column = (
+        (step * height * width)[:, None, None],
+        (step * width)[None, :, None],
+        step[None, None],
+    )
+    return space.strengths.take(centre + level + row + column).astype(np.float64)
 
 
 def fit_quadratic(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,30 +168,6 @@ def is_blob(hessian: np.ndarray) -> np.ndarray:
     return (determinant > 0) & (trace * trace < MAX_EDGE_SCORE * determinant)
 
 
-def _gather_neighbours(space: ScaleSpace, extrema: Extrema) -> np.ndarray:
-    """(3, 3, 3, N) float64 strengths around each extremum."""
-    octave = extrema.octaves
-    height, width = space.layout.heights[octave], space.layout.widths[octave]
-    centre = (extrema.levels * height + extrema.rows) * width + extrema.columns
-    centre += NUM_LEVELS * space.layout.starts[octave]
-    step = np.arange(-1, 2)[:, None]
-    level, row, column = (
-        (step * height * width)[:, None, None],
-        (step * width)[None, :, None],
-        step[None, None],
-    )
-    return space.strengths.take(centre + level + row + column).astype(np.float64)
-
-
-NUM_ITERATIONS = 2  # the first does nearly all, a third nothing
-ISOTROPY = 0.1  # share of the trace added to the diagonal: bounds the ratio of the axes by 3.3
-WINDOW = disk_window(radius=8.0, weight_sigma=4.0, side=9)
-BOX = np.full(3, 1 / 3, np.float32)
-TINY = 1e-6  # a tensor without any gradient gives a circle
-
-_buffers = Buffers()
-
-
 def estimate_frames(luma: np.ndarray, layout: Layout, points: Points) -> np.ndarray:
     """(N, 2, 3) float32 upright frames: determinant sigma_px², the vertical axis stays vertical."""
     halved = layout.halved()
@@ -159,8 +185,10 @@ def _adapt_frames(tensors: np.ndarray, halved: Layout, octaves: np.ndarray, fram
     pitch_px = np.exp2(octaves + 1).astype(np.float32)
     scale_px = frames[:, 0, 0].copy()
     for _ in range(NUM_ITERATIONS):
-        samples = tensors.take(locate_pixels(halved, octaves, pitch_px, frames, WINDOW), axis=0)  # (N, K, 4)
-        frames[:, :, :2] = upright_shapes(WINDOW.weights @ samples) * scale_px[:, None, None]
+        samples = tensors.take(
+            locate_pixels(halved, octaves, pitch_px, frames, SHAPE_WINDOW), axis=0
+        )  # (N, K, 4)
+        frames[:, :, :2] = upright_shapes(SHAPE_WINDOW.weights @ samples) * scale_px[:, None, None]
 
 
 def structure_tensors(luma: np.ndarray, layout: Layout, halved: Layout) -> np.ndarray:
@@ -215,25 +243,66 @@ def upright_shapes(moments: np.ndarray) -> np.ndarray:
     return shapes
 
 
-def detect_hessian_affine(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
-    """The `max_keypoints` strongest regions of an (H, W) uint8 or float32 image above `threshold`.
+def orient_frames(space: ScaleSpace, octaves: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """`frames` (N, 2, 3) turned so that the first axis points along the dominant gradient of the region."""
+    parts = chunks(len(frames))
+    angles_rad = [_dominant_angles(space, octaves[part], frames[part]) for part in parts]
+    return turn_frames(frames, np.concatenate(angles_rad))
 
-    The threshold is low on purpose: a textured image of poor contrast gets its points too. A flat
-    image has none.
+
+def turn_frames(frames: np.ndarray, angles_rad: np.ndarray) -> np.ndarray:
+    """Frames whose first axis is where the direction (cos, sin) of the old frame was."""
+    cos, sin = np.cos(angles_rad)[:, None], np.sin(angles_rad)[:, None]
+    first, second = frames[:, :, 0], frames[:, :, 1]
+    return np.stack([first * cos + second * sin, second * cos - first * sin, frames[:, :, 2]], axis=2)
+
+
+def _dominant_angles(space: ScaleSpace, octaves: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    dx, dy = _sample_gradients(space, octaves, frames)
+    shape = frames[:, :, :2, None]
+    along_first = shape[:, 0, 0] * dx + shape[:, 1, 0] * dy  # the gradient in the region's own frame
+    along_second = shape[:, 0, 1] * dx + shape[:, 1, 1] * dy
+    magnitude, angle = cv2.cartToPolar(along_first, along_second)
+    bins = (angle * (NUM_BINS / (2 * np.pi)) + 0.5).astype(np.intp)  # 0 … NUM_BINS, the last is the first
+    bins += (np.arange(len(frames)) * (NUM_BINS + 1))[:, None]
+    counts = np.bincount(
+        bins.ravel(), (magnitude * ORIENTATION_WINDOW.weights).ravel(), len(frames) * (NUM_BINS + 1)
+    )
+    histograms = counts.reshape(-1, NUM_BINS + 1)
+    histograms[:, 0] += histograms[:, NUM_BINS]
+    return peak_angles(histograms[:, :NUM_BINS])
+
+
+def _sample_gradients(
+    space: ScaleSpace, octaves: np.ndarray, frames: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N, K) dx and dy of level 0 at the window's samples: cheaper there than everywhere."""
+    pitch_px = np.exp2(octaves).astype(np.float32)
+    pixels = locate_pixels(space.layout, octaves, pitch_px, frames, ORIENTATION_WINDOW, margin_px=1)
+    row = space.layout.widths[octaves, None]
+    take = space.bases.take
+    return take(pixels + 1) - take(pixels - 1), take(pixels + row) - take(pixels - row)
+
+
+def _smoothing_matrix(sigma_rad: float) -> np.ndarray:
+    """(NUM_BINS, NUM_BINS): Gaussian of the circular distance between two bins."""
+    distance = np.abs(np.subtract.outer(np.arange(NUM_BINS), np.arange(NUM_BINS)))
+    distance_rad = np.minimum(distance, NUM_BINS - distance) * (2 * np.pi / NUM_BINS)
+    return np.exp(-0.5 * (distance_rad / sigma_rad) ** 2)
+
+
+SMOOTHING = _smoothing_matrix(SMOOTHING_RAD)
+
+
+def peak_angles(histograms: np.ndarray) -> np.ndarray:
+    """(N,) float32 radians of the highest peak of (N, NUM_BINS) histograms, between bins by a parabola.
+
+    Bin b is centred at b · 2π / NUM_BINS.
     """
-    _check_luma(luma)
-    if luma.size == 0:
-        return empty_keypoints()
-    space = build_scale_space(luma, threshold=spec.threshold, saddles=spec.saddles)
-    points = choose_points(space, spec.max_keypoints, spec.scale_weight)
-    if len(points) == 0:
-        return empty_keypoints()
-    frames = estimate_frames(luma, space.layout, points)
-    if spec.orientation == "dominant":
-        frames = orient_frames(space, points.octaves, frames)
-    return Keypoints(frames, points.responses)
-
-
-def _check_luma(luma: np.ndarray) -> None:
-    if luma.ndim != 2 or luma.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"luma must be (H, W) uint8 or float32, got {luma.shape} {luma.dtype}")
+    smooth = histograms @ SMOOTHING
+    peak = smooth.argmax(axis=1)
+    rows = np.arange(len(smooth))
+    left, centre, right = (smooth[rows, (peak + step) % NUM_BINS] for step in (-1, 0, 1))
+    curvature = np.minimum(left - 2 * centre + right, -1e-12)
+    shift = np.clip(0.5 * (left - right) / curvature, -0.5, 0.5)
+    return ((peak + shift) * (2 * np.pi / NUM_BINS)).astype(np.float32)

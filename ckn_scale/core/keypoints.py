@@ -1,4 +1,6 @@
-"""Keypoints: affine frames with a strength. What every detector returns and every extractor takes."""
+"""Keypoints, affine frames with a strength: what every detector returns and every extractor takes.
+
+The dense grid, a detector that looks at nothing, is here too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call for every detector."""
+"""From bytes to patches: decode, detect, cut. What an image goes through before any learned model."""
 
 from __future__ import annotations
 

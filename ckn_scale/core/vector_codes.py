@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.sampling import hash_priorities
-from ckn_scale.core.vector_index import import_faiss
 
 _SMALLEST_BLOCK = 256
 _FACTORS = 2  # floats after the bits of a code: squared length, and what an estimate is multiplied with

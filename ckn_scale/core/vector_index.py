@@ -1,19 +1,19 @@
-"""The best k of many rows, exactly: shortlist, score again, break ties by id; and merge several answers.
+"""Search by inner product, exact or by signs: the best k of many rows, ties by id; answers can be merged.
 
-A fast search (a matrix product, codes) rounds each sum in its own way, so equal images would get
-unequal scores, and other ones in another shard or batch. Here it only makes a shortlist that surely
-holds the answer; what counts is scored again, one fixed sum per pair of query and row.
-"""
+An exact index makes a shortlist by a fast search and scores it again: a matrix product rounds each sum in
+its own way, so equal images would get unequal scores, and other ones in another shard or batch. An index
+of signs compares images of one bit a number with queries of 8 bits a number. In both the score of a pair
+depends on its image and its query alone, so answers are the same however the images are cut into indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ckn_scale.errors import MissingDependency
+from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.vector_codes import SignCodec, VectorCodec, empty_sign_index
 
 if TYPE_CHECKING:
     import faiss
@@ -21,6 +21,191 @@ if TYPE_CHECKING:
 NO_ID = -1  # fills a list that has fewer than k entries; never wins
 SHORTLIST_MARGIN = 16  # extra candidates, so that most queries need no second look
 SCORED_BYTES = 2**21  # rows are scored in blocks that stay in the processor's cache
+BLAS_FROM_QUERIES = 4  # from here on one matrix product is faster than row by row
+LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
+FLOAT32_ROUNDING = 2.0**-24
+SMALLEST = 1e-30  # of an error: a query of zeros is compared too, and processors may take less for zero
+# Queries in 8 bits move a score by a tenth of what the signs do and are 300 times quicker than in floats.
+QUERY_BITS = 8
+KINDS = {"float16": "exact", "signs": "signs"}  # what an index of each encoding is called in its manifest
+
+
+def build_index(codec: VectorCodec, codes: np.ndarray, ids: np.ndarray) -> StoredIndex:
+    """An index of (N, code_bytes) codes with (N,) strictly ascending int64 ids."""
+    if codec.name == "signs":
+        return build_signs(codes, ids, codec.dim)
+    return build_exact(codec.decode(codes), ids)
+
+
+def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
+    """What a file of an index of this kind holds, as FAISS opened it."""
+    if kind not in KINDS.values():
+        raise ValueError(f"no kind of index named {kind!r}; there are {', '.join(KINDS.values())}")
+    return SignIndex(index, dim) if kind == "signs" else VectorIndex(index)
+
+
+class VectorIndex:
+    """Vectors with ascending int64 ids, compared by inner product (larger is more alike).
+
+    Wraps a `faiss.IndexIDMap`; other kinds (IVF, quantised) differ in the index it holds.
+    """
+
+    def __init__(self, index: faiss.IndexIDMap) -> None:
+        faiss = import_faiss()
+        if not isinstance(index, faiss.IndexIDMap):
+            raise ValueError(f"expected a faiss IndexIDMap, got {type(index).__name__}")
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise ValueError(f"expected metric inner product, got faiss metric {index.metric_type}")
+        self._index = index
+        self._vectors = faiss.downcast_index(index.index)
+        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
+        check_ids(self.ids)
+
+    @property
+    def rows(self) -> int:
+        return int(self._index.ntotal)
+
+    @property
+    def dim(self) -> int:
+        return int(self._index.d)
+
+    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
+
+        Best first; equal similarities by ascending id.
+        """
+        with faiss_threads(threads):
+            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k)
+        return similarity, self.ids[positions]
+
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
+        import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
+        return self._vectors.search(queries, count)
+
+    def above(self, query: np.ndarray, level: float) -> np.ndarray:
+        # FAISS wants more than the radius, in float32.
+        radius = np.nextafter(np.float32(level), np.float32(-np.inf))
+        return self._vectors.range_search(query[None], float(radius))[2]
+
+    def error_bound(self, queries: np.ndarray) -> np.ndarray:
+        """The bound of a float32 sum of D products in any order, for unit vectors."""
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+        return (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+
+    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        return self._vectors.reconstruct_batch(positions)
+
+    def vector(self, position: int) -> np.ndarray:
+        """The (D,) float32 vector of the row whose id is `ids[position]`."""
+        return self._vectors.reconstruct(position)
+
+    def to_bytes(self) -> bytes:
+        """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
+        return import_faiss().serialize_index(self._index).tobytes()
+
+
+def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
+    """Exact search over (N, D) vectors with (N,) strictly ascending int64 ids."""
+    faiss = import_faiss()
+    if vectors.ndim != 2 or vectors.shape[1] < 1:
+        raise ValueError(f"vectors must be (N, D), got {vectors.shape}")
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    if ids.shape != (len(vectors),):
+        raise ValueError(f"{len(vectors)} vectors need as many ids, got {ids.shape}")
+    check_ids(ids)
+    matrix = as_matrix(vectors, vectors.shape[1])
+    longest = float(np.sqrt(np.einsum("nd,nd->n", matrix, matrix).max(initial=0.0)))
+    if longest > LONGEST_NORM:
+        raise ValueError(f"vectors must have unit length, got one of length {longest:g}")
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(vectors.shape[1]))
+    index.add_with_ids(matrix, ids)
+    return VectorIndex(index)
+
+
+class SignIndex:
+    """Codes of vectors with ascending int64 ids; offers what `VectorIndex` does.
+
+    Wraps a `faiss.IndexIDMap` of an `IndexRaBitQ`. `dim` is that of the vectors, before the rotation.
+    """
+
+    def __init__(self, index: faiss.IndexIDMap, dim: int) -> None:
+        faiss = import_faiss()
+        inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
+        self._codec = SignCodec(dim)
+        if not isinstance(inner, faiss.IndexRaBitQ) or inner.d != self._codec.rotation.padded_dim:
+            raise ValueError(
+                f"expected an IndexRaBitQ of {dim} numbers, got {type(inner).__name__} of {inner.d}"
+            )
+        self._index, self._signs = index, inner
+        self.dim = dim
+        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
+        check_ids(self.ids)
+
+    @property
+    def rows(self) -> int:
+        return int(self._index.ntotal)
+
+    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
+
+        Best first; equal similarities by ascending id.
+        """
+        if k < 1:
+            raise ValueError(f"k must be ≥ 1, got {k}")
+        queries, k = as_matrix(queries, self.dim), min(k, self.rows)
+        if k == 0 or len(queries) == 0:
+            return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        with faiss_threads(threads):
+            similarity, positions = self._find(self._codec.rotation.apply(queries), k)
+        return similarity, self.ids[positions]
+
+    def _find(self, rotated: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Similarity and positions, which ascend with the ids."""
+        params = import_faiss().RaBitQSearchParameters()
+        params.qb = QUERY_BITS
+        similarity, positions = self._signs.search(rotated, min(k + 1, self.rows), params=params)
+        # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
+        tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
+        similarity, positions = _order(similarity[:, :k], positions[:, :k])
+        for row in np.flatnonzero(tied):
+            below = float(np.nextafter(similarity[row, -1], np.float32(-np.inf)))
+            _, every, where = self._signs.range_search(rotated[row : row + 1], below, params=params)
+            ordered = _order(every[None], where[None])
+            similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
+        return similarity, positions
+
+    def vector(self, position: int) -> np.ndarray:
+        """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
+        return self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]
+
+    def to_bytes(self) -> bytes:
+        """The index in FAISS's own file format; equal codes and ids give equal bytes."""
+        return import_faiss().serialize_index(self._index).tobytes()
+
+
+def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:
+    """An index of codes (N, code_bytes), as `SignCodec` makes them, with strictly ascending int64 ids."""
+    faiss = import_faiss()
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    codec = SignCodec(dim)
+    if codes.shape != (len(ids), codec.code_bytes):
+        raise ValueError(f"{len(ids)} ids need codes ({len(ids)}, {codec.code_bytes}), got {codes.shape}")
+    check_ids(ids)
+    inner = empty_sign_index(codec.rotation.padded_dim)
+    index = faiss.IndexIDMap(inner)
+    inner.add_sa_codes(np.ascontiguousarray(codes))
+    faiss.copy_array_to_vector(ids, index.id_map)
+    index.ntotal = inner.ntotal
+    return SignIndex(index, dim)
+
+
+def _order(similarity: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((positions, -similarity), axis=-1)
+    return np.take_along_axis(similarity, order, axis=1), np.take_along_axis(positions, order, axis=1)
+
+
+StoredIndex = VectorIndex | SignIndex
 
 
 class SearchableRows(Protocol):
@@ -116,113 +301,6 @@ def _check_lists(values: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> Non
             raise ValueError(f"lists must be (Q, k) alike, got values {value.shape} and ids {index.shape}")
         if np.isnan(value).any():
             raise ValueError("values must be numbers, got NaN")
-
-
-BLAS_FROM_QUERIES = 4  # from here on one matrix product is faster than row by row
-LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
-FLOAT32_ROUNDING = 2.0**-24
-SMALLEST = 1e-30  # of an error: a query of zeros is compared too, and processors may take less for zero
-
-
-def import_faiss() -> Any:
-    """The faiss module, or one sentence saying what to install."""
-    try:
-        import faiss
-    except ImportError as error:
-        message = "faiss is missing: pip install 'ckn-scale[cpu]' (or [gpu] on a machine with GPUs)"
-        raise MissingDependency(message) from error
-    return faiss
-
-
-@contextmanager
-def faiss_threads(count: int) -> Iterator[None]:
-    """FAISS has `count` threads for what this thread calls inside, and what it had before afterwards."""
-    faiss = import_faiss()
-    before = faiss.omp_get_max_threads()  # OpenMP keeps this number per calling thread
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
-class VectorIndex:
-    """Vectors with ascending int64 ids, compared by inner product (larger is more alike).
-
-    Wraps a `faiss.IndexIDMap`; other kinds (IVF, quantised) differ in the index it holds.
-    """
-
-    def __init__(self, index: faiss.IndexIDMap) -> None:
-        faiss = import_faiss()
-        if not isinstance(index, faiss.IndexIDMap):
-            raise ValueError(f"expected a faiss IndexIDMap, got {type(index).__name__}")
-        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise ValueError(f"expected metric inner product, got faiss metric {index.metric_type}")
-        self._index = index
-        self._vectors = faiss.downcast_index(index.index)
-        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
-        check_ids(self.ids)
-
-    @property
-    def rows(self) -> int:
-        return int(self._index.ntotal)
-
-    @property
-    def dim(self) -> int:
-        return int(self._index.d)
-
-    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
-
-        Best first; equal similarities by ascending id.
-        """
-        with faiss_threads(threads):
-            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k)
-        return similarity, self.ids[positions]
-
-    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
-        import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
-        return self._vectors.search(queries, count)
-
-    def above(self, query: np.ndarray, level: float) -> np.ndarray:
-        # FAISS wants more than the radius, in float32.
-        radius = np.nextafter(np.float32(level), np.float32(-np.inf))
-        return self._vectors.range_search(query[None], float(radius))[2]
-
-    def error_bound(self, queries: np.ndarray) -> np.ndarray:
-        """The bound of a float32 sum of D products in any order, for unit vectors."""
-        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        return (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
-
-    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        return self._vectors.reconstruct_batch(positions)
-
-    def vector(self, position: int) -> np.ndarray:
-        """The (D,) float32 vector of the row whose id is `ids[position]`."""
-        return self._vectors.reconstruct(position)
-
-    def to_bytes(self) -> bytes:
-        """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
-        return import_faiss().serialize_index(self._index).tobytes()
-
-
-def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
-    """Exact search over (N, D) vectors with (N,) strictly ascending int64 ids."""
-    faiss = import_faiss()
-    if vectors.ndim != 2 or vectors.shape[1] < 1:
-        raise ValueError(f"vectors must be (N, D), got {vectors.shape}")
-    ids = np.ascontiguousarray(ids, dtype=np.int64)
-    if ids.shape != (len(vectors),):
-        raise ValueError(f"{len(vectors)} vectors need as many ids, got {ids.shape}")
-    check_ids(ids)
-    matrix = as_matrix(vectors, vectors.shape[1])
-    longest = float(np.sqrt(np.einsum("nd,nd->n", matrix, matrix).max(initial=0.0)))
-    if longest > LONGEST_NORM:
-        raise ValueError(f"vectors must have unit length, got one of length {longest:g}")
-    index = faiss.IndexIDMap(faiss.IndexFlatIP(vectors.shape[1]))
-    index.add_with_ids(matrix, ids)
-    return VectorIndex(index)
 
 
 def check_ids(ids: np.ndarray) -> None:

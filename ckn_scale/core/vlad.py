@@ -1,4 +1,4 @@
-"""Visual words: k-means of descriptors, and the nearest word of each."""
+"""VLAD: a codebook of visual words, the nearest word of each descriptor, sums of residuals as one vector."""
 
 from __future__ import annotations
 

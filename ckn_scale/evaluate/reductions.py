@@ -13,9 +13,9 @@ import numpy as np
 
 from ckn_scale.core.flattening import learn_flattening
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
-from ckn_scale.core.sign_index import build_signs
 from ckn_scale.core.specs import ProjectionSpec
 from ckn_scale.core.vector_codes import SignCodec
+from ckn_scale.core.vector_index import build_signs
 from ckn_scale.errors import InputError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.sign_index import StoredIndex, wrap_index
-from ckn_scale.core.vector_index import NO_ID, import_faiss, merge_topk
+from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.vector_index import NO_ID, StoredIndex, merge_topk, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
 from ckn_scale.core.vector_codes import make_codec
+from ckn_scale.core.vector_index import KINDS, StoredIndex, build_index
 from ckn_scale.errors import RunFailed
 from ckn_scale.schemas import PLANNED_IMAGES, read_codes
 from ckn_scale.step import ShardResult, Step, WorkerSettings

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.encoder import load_descriptor
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection

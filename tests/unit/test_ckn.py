@@ -5,9 +5,9 @@ import pytest
 import torch
 from ckn_cases import SIDE, SMALL, TRAINING, cut_patches, pooling_matrix
 
-from ckn_scale.core.ckn import Ckn, CknEncoder, FirstLayer, encode_patches, pad_batches, parse_dtype
+from ckn_scale.core.ckn import CknEncoder, FirstLayer, encode_patches, pad_batches, parse_dtype
 from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
-from ckn_scale.core.ckn_model import CknLayer, input_window, layer_sides
+from ckn_scale.core.ckn_model import Ckn, CknLayer, input_window, layer_sides
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.specs import CknSpec, LayerSpec
 

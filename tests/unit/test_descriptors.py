@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from ckn_cases import SIDE, SMALL, TRAINING, cut_patches
 
-from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
