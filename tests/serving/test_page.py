@@ -171,7 +171,7 @@ def test_a_partial_answer_is_marked(page):
     page.route("**/v1/search", lambda route: route.fulfill(json=body))
     drop(page, query_view("coffee"))
     expect(page.locator("#partial")).to_have_text(
-        "ModelPart of the index did not answer: 50 % of the images were searched."
+        "Part of the index did not answer: 50 % of the images were searched."
     )
     expect(page.locator(".uri")).to_have_text("…/a/b.jpg")
     expect(page.locator(".columns")).to_have_text("placeRome")
