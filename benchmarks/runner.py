@@ -51,7 +51,8 @@ from ckn_scale.steps.encode_images import (
     tabulate_vectors,
 )
 from ckn_scale.steps.plan_images import plan_images
-from ckn_scale.steps.record_models import adopt_models, load_parts, read_generation
+from ckn_scale.steps.record_models import adopt_models
+from ckn_scale.storage.models import load_models, read_generation
 from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.shards import Commit
@@ -146,7 +147,7 @@ class Stopwatch:
 
 def split_time(run: RunFolder, settings: Settings) -> dict[str, float]:
     """Milliseconds of each part of an image's way, on one thread, without read-ahead."""
-    encoder = ImageEncoder.from_parts(load_parts(run, read_generation(run).models))
+    encoder = ImageEncoder.from_parts(load_models(run, read_generation(run).models))
     reader = PlanReader(run, require_segments(run))
     shards = range(-(-PROBED // settings.plan.images_per_shard))
     images = [image for shard in shards for image in reader.read_shard(shard)][:PROBED]

@@ -21,7 +21,6 @@ from ckn_scale.errors import RunFailed
 from ckn_scale.schemas import PLANNED_IMAGES, read_codes
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.builds import (
     name_shards,
     number_index_shard,
@@ -35,6 +34,7 @@ from ckn_scale.storage.index_files import (
     write_index_shard,
     write_manifest,
 )
+from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder

@@ -20,7 +20,7 @@ from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import ImageOutcome, prepare_images
 from ckn_scale.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.record_models import load_parts, read_generation
+from ckn_scale.storage.models import load_models, read_generation
 from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
 from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, ENCODE_IMAGES, THUMBNAILS_STAGE, VECTORS_STAGE
 
@@ -52,7 +52,7 @@ class EncodeImages(Step):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run).models))
+        return ImageEncoder.from_parts(load_models(self.run, read_generation(self.run).models))
 
     @cached_property
     def codec(self) -> VectorCodec:

@@ -20,9 +20,9 @@ from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.storage.builds import name_build
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder

@@ -1,4 +1,8 @@
-"""Train: workers describe their part of the sampled patches, for the projection and for the words."""
+"""Train: from sampled patches to each channel's projection and visual words.
+
+Workers describe their part of the patches, raw for the projection and projected for the words; then one
+worker per channel fits each.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,15 @@ from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.vlad import fit_codebook
 from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, WorkerSettings
-from ckn_scale.steps.record_models import load_trained, save_result, trained_logs
 from ckn_scale.steps.sample_patches import SampledPatches
-from ckn_scale.steps.train_layers import TRAINING_SECTIONS, ChannelPartStep, ChannelStep
+from ckn_scale.steps.train_layers import (
+    TRAINING_SECTIONS,
+    ChannelPartStep,
+    ChannelStep,
+    list_layer_labels,
+    save_result,
+)
+from ckn_scale.storage.models import load_trained
 from ckn_scale.storage.run_folder import SAMPLE_DESCRIPTORS_STAGE
 from ckn_scale.storage.stored_files import read_table
 
@@ -52,11 +62,11 @@ class DescribePatches(ChannelPartStep):
 
     def _describe(self, channel: str, patches: np.ndarray) -> np.ndarray:
         numerics = self.settings.numerics.model_dump()
-        logs = trained_logs(self.settings)
+        labels = [*list_layer_labels(self.run, self.settings), TrainProjection.name]
         if self.form == "projected":
-            parts = load_trained(self.run, logs, f"ckn-{channel}", f"projection-{channel}")
+            parts = load_trained(self.run, labels, f"ckn-{channel}", f"projection-{channel}")
             return load_descriptor(parts, channel, numerics).describe(patches)
-        parts = load_trained(self.run, logs, f"ckn-{channel}")
+        parts = load_trained(self.run, labels, f"ckn-{channel}")
         return encode_patches(
             Ckn.from_part(parts[f"ckn-{channel}"]),
             patches,
@@ -79,6 +89,8 @@ def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
 
 
 class TrainProjection(ChannelStep):
+    """PCA of a channel's raw descriptors."""
+
     name = "train_projection"
     sections = (*TRAINING_SECTIONS, "vlad")
 
@@ -91,6 +103,8 @@ class TrainProjection(ChannelStep):
 
 
 class TrainCodebook(ChannelStep):
+    """k-means of a channel's projected descriptors: the words of the VLAD."""
+
     name = "train_codebook"
     sections = (*TRAINING_SECTIONS, "vlad")
 

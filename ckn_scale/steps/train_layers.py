@@ -1,4 +1,8 @@
-"""Training steps whose shards are channels, or the parts of the sample once per channel."""
+"""Train: the layers of each channel's CKN, one on top of the other: draw sub-patches, search a rate, learn.
+
+Drawing is sharded by channel and part of the sample, the search by channel and candidate, learning by
+channel. `ChannelStep` and `ChannelPartStep` are those divisions, for the training steps after this, too.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +27,12 @@ from ckn_scale.core.ckn_sgd import (
     try_rate,
 )
 from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, draw_subpatches, start_ckn
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.record_models import layer_logs, load_trained, save_result
 from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
+from ckn_scale.storage.models import load_trained, save_model
 from ckn_scale.storage.run_folder import SUBPATCHES_STAGE, RunFolder
 from ckn_scale.storage.stored_files import read_table
 
@@ -72,14 +77,10 @@ class ChannelPartStep(Step):
         return range(position * self.num_parts, (position + 1) * self.num_parts)
 
 
-def learned_layers(settings: Settings, position: int) -> range:
-    """The layers of a channel that are learned: all but grad's orientations."""
-    ckn = settings.channels[position].ckn
-    return range(1 if ckn.channel == "grad" else 0, len(ckn.layers))
-
-
 @dataclass(frozen=True, eq=False)
 class DrawSubpatches(ChannelPartStep):
+    """Sub-patches of one layer's input maps, of those with the smallest hashes."""
+
     layer: int  # counted from 0
 
     name = "draw_subpatches"
@@ -117,7 +118,7 @@ def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int)
     if layer == learned_layers(settings, position).start:
         return start_ckn(spec, settings.patches.size_px)
     name = f"ckn-{channel}"
-    return Ckn.from_part(load_trained(run, layer_logs(layer), name)[name])
+    return Ckn.from_part(load_trained(run, list_layer_labels(run, settings, layer), name)[name])
 
 
 def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
@@ -132,7 +133,7 @@ def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class SearchRates(Step):
-    """One shard per channel and candidate."""
+    """The error that each candidate of the learning rate ends with; one shard per channel and candidate."""
 
     layer: int  # counted from 0
 
@@ -183,6 +184,8 @@ def read_rate(step: SearchRates, position: int) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class TrainLayer(ChannelStep):
+    """One layer more of each channel's CKN, at the best rate that was found."""
+
     layer: int  # counted from 0
 
     name = "train_layer"
@@ -200,12 +203,30 @@ class TrainLayer(ChannelStep):
         spec = self.channel(shard_id).ckn
         below = read_ckn_below(self.run, self.settings, spec.channel, self.layer)
         subpatches = read_subpatches(self.drawn, spec.channel)
-        ckn = self.learn(shard_id, below, subpatches)
+        rate = read_rate(SearchRates(self.run, self.layer), shard_id)
+        ckn = add_layer(
+            below,
+            spec,
+            subpatches,
+            self.settings.training,
+            rate=rate,
+            device=self.settings.numerics.device,
+        )
         return save_result(self.run, f"ckn-{spec.channel}", ckn.to_part(), subpatches=len(subpatches))
 
-    def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
-        """The CKN with one layer more."""
-        spec, training = self.channel(shard_id).ckn, self.settings.training
-        rate = read_rate(SearchRates(self.run, self.layer), shard_id)
-        device = self.settings.numerics.device
-        return add_layer(below, spec, subpatches, training, rate=rate, device=device)
+
+def learned_layers(settings: Settings, position: int) -> range:
+    """The layers of a channel that are learned: all but grad's orientations."""
+    ckn = settings.channels[position].ckn
+    return range(1 if ckn.channel == "grad" else 0, len(ckn.layers))
+
+
+def list_layer_labels(run: RunFolder, settings: Settings, below: int | None = None) -> list[str]:
+    """What the layers below one, or all of them, are filed under, lowest first."""
+    count = max(len(channel.ckn.layers) for channel in settings.channels) if below is None else below
+    return [TrainLayer(run, layer).label for layer in range(count)]
+
+
+def save_result(run: RunFolder, name: str, part: ModelPart, **report: Any) -> ShardResult:
+    """One model as the output of a training shard."""
+    return ShardResult(files={name: save_model(run.store, name, part)}, report=report)

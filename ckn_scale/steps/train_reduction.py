@@ -1,4 +1,8 @@
-"""Sample: unreduced VLADs of the images that the reduction is learned on, in blocks of columns."""
+"""Train: the reduction of VLADs, from unreduced ones of sampled images or of a background.
+
+Workers describe the images; the VLADs are kept in blocks of columns, so that one worker can fit the
+reduction without holding them all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.encoder import ImageEncoder, Reduction
+from ckn_scale.config import Settings
+from ckn_scale.core.encoder import ImageEncoder, Reduction, encoder_metadata
 from ckn_scale.core.flattening import learn_flattening
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
@@ -20,11 +25,15 @@ from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import group_by_patches
-from ckn_scale.steps.record_models import encoder_part, find_models, load_parts, save_result, trained_logs
-from ckn_scale.steps.sample_patches import SampledImagesStep
+from ckn_scale.steps.sample_patches import SampledImagesStep, make_preprocessor
+from ckn_scale.steps.train_descriptors import TrainCodebook, TrainProjection
+from ckn_scale.steps.train_layers import list_layer_labels, save_result
+from ckn_scale.storage.models import find_trained, load_models
 from ckn_scale.storage.plans import PlannedImage, hash_uri, read_images
 from ckn_scale.storage.run_folder import SAMPLE_VLADS, RunFolder, sampled_vlads_stage
 from ckn_scale.storage.stored_files import read_table
+
+log = logging.getLogger(__name__)
 
 
 class SampleVlads(SampledImagesStep):
@@ -56,8 +65,9 @@ class SampleVlads(SampledImagesStep):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        models = find_models(self.run, trained_logs(self.settings))
-        parts = {**load_parts(self.run, models), "encoder": encoder_part(self.settings)}
+        layers = list_layer_labels(self.run, self.settings)
+        trained = find_trained(self.run, [*layers, TrainProjection.name, TrainCodebook.name])
+        parts = {**load_models(self.run, trained), "encoder": encoder_part(self.settings)}
         return ImageEncoder.from_parts(parts, with_reduction=False)
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
@@ -109,10 +119,9 @@ class SampledVlads(Sequence[np.ndarray]):
         return np.concatenate([read_sampled_vlads(table) for table in tables])
 
 
-log = logging.getLogger(__name__)
-
-
 class TrainReduction(Step):
+    """What `reduction.method` asks for, as far as the images support it."""
+
     name = "train_reduction"
     version = 3
     sections = SampleVlads.sections
@@ -149,3 +158,14 @@ def learn_reduction(
     if dim < spec.dim:  # planned were enough, but some could not be read
         log.warning("pca: %d readable images support %d dimensions, not %d", num_images, dim, spec.dim)
     return fit_projection_of_columns(vlads, ProjectionSpec(dim=dim, num_descriptors=max(2, num_images)))
+
+
+def encoder_part(settings: Settings) -> ModelPart:
+    """What an encoder is made of besides what is learned: the settings of a run as a model part."""
+    metadata = encoder_metadata(
+        make_preprocessor(settings),
+        {channel.ckn.channel: channel.weight for channel in settings.channels},
+        intra_normalise=settings.vlad.intra_normalise,
+        numerics=settings.numerics.model_dump(),
+    )
+    return ModelPart({"format": np.array([1], np.int32)}, metadata)

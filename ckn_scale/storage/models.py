@@ -1,7 +1,8 @@
-"""Models as safetensors files named by their content; nothing is ever unpickled.
+"""Models as safetensors files named by their content, and which of them a run uses. Nothing is unpickled.
 
 The description travels in the file's own metadata, so one sha256 covers arrays and description; the
-JSON beside it is a copy for people.
+JSON beside it is a copy for people. While a run learns, commits of training shards name its models;
+afterwards one generation record does, and encoding and queries load that, never "the latest file".
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,7 +20,8 @@ from safetensors.numpy import save as save_arrays
 
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.errors import CorruptData, InputError
-from ckn_scale.storage.run_folder import description_path, model_path
+from ckn_scale.storage.run_folder import RunFolder, description_path, model_path
+from ckn_scale.storage.run_records import Generation
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_file
 
@@ -40,22 +43,41 @@ def save_model(store: Store, name: str, part: ModelPart) -> StoredFile:
     return file
 
 
-def _write(store: Store, path: str, data: bytes) -> None:
-    """Other bytes under a name that is the hash of these are damage, so replacing them loses nothing."""
-    try:
-        store.write_new(path, data)
-    except FileExistsError as error:
-        logger.warning("%s: it was damaged and is written again", error)
-        store.delete(path)
-        store.write_new(path, data)
-
-
 def load_model(store: Store, name: str, file: StoredFile) -> ModelPart:
     """A recorded model; CorruptData when its bytes are not the recorded ones."""
     found, part = decode_model(read_file(store, file), store.address(file.path))
     if found != name:
         raise InputError(f"{store.address(file.path)} holds the model {found}, not {name}")
     return part
+
+
+def load_models(run: RunFolder, models: Mapping[str, StoredFile]) -> dict[str, ModelPart]:
+    """Recorded models by name."""
+    return {name: load_model(run.store, name, file) for name, file in models.items()}
+
+
+def read_generation(run: RunFolder) -> Generation:
+    """The models that the run uses; InputError before they are all learned."""
+    generation = run.models.latest()
+    if generation is None:
+        raise InputError(f"{run.url} has no models yet: run `ckn-scale train` first")
+    return generation
+
+
+def find_trained(run: RunFolder, labels: Sequence[str]) -> dict[str, StoredFile]:
+    """The models by name that committed shards of training steps have; a later step replaces earlier ones."""
+    return {
+        name: file
+        for label in labels
+        for commit in run.commits(label).committed().values()
+        for name, file in commit.files.items()
+    }
+
+
+def load_trained(run: RunFolder, labels: Sequence[str], *names: str) -> dict[str, ModelPart]:
+    """Models of these names, as the training steps of these labels have committed them."""
+    found = find_trained(run, labels)
+    return load_models(run, {name: found[name] for name in names})
 
 
 def decode_model(data: bytes, where: str) -> tuple[str, ModelPart]:
@@ -74,6 +96,16 @@ def decode_model(data: bytes, where: str) -> tuple[str, ModelPart]:
             f"{where} has model format {description.get('format')}, this version reads {FORMAT}"
         )
     return name, ModelPart(arrays, meta)
+
+
+def _write(store: Store, path: str, data: bytes) -> None:
+    """Other bytes under a name that is the hash of these are damage, so replacing them loses nothing."""
+    try:
+        store.write_new(path, data)
+    except FileExistsError as error:
+        logger.warning("%s: it was damaged and is written again", error)
+        store.delete(path)
+        store.write_new(path, data)
 
 
 def _encode(name: str, part: ModelPart) -> bytes:

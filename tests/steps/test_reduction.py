@@ -21,8 +21,8 @@ from ckn_scale.steps.plan_images import (
     plan_with_background,
     record_background,
 )
-from ckn_scale.steps.record_models import load_trained
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.models import load_trained
 from ckn_scale.storage.plans import read_images, read_segments
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.stored_files import read_table

@@ -11,8 +11,8 @@ from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.pipeline import train
 from ckn_scale.runners.driver import open_driver
 from ckn_scale.steps.plan_images import plan_images
-from ckn_scale.steps.record_models import read_generation
 from ckn_scale.steps.train_layers import SearchRates, read_rate
+from ckn_scale.storage.models import read_generation
 
 SGD = [
     "training.solver=sgd",
