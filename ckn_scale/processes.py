@@ -1,8 +1,8 @@
-"""Processes started afresh that know nothing of the caller's script.
+"""Child processes: started afresh, killable in the middle of a call, and gone when their parent is.
 
 Python's own `spawn` runs the caller's main module again in every child, so that a script which calls
-`ckn_scale.index` outside of `if __name__ == "__main__"` would start itself over and over. Our children
-import what they need from this package.
+`ckn_scale.index` outside of `if __name__ == "__main__"` would start itself over and over. Children of
+`SPAWN` import what they need from this package and know nothing of the caller's script.
 """
 
 from __future__ import annotations
@@ -24,35 +24,8 @@ from ckn_scale.errors import CknScaleError, ImageRejected
 from ckn_scale.interrupts import signals_blocked
 
 _swapping = threading.Lock()
-
-
-class _Process(SpawnProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        with _empty_main():
-            return SpawnProcess._Popen(process_obj)
-
-
-class _Context(SpawnContext):
-    Process = _Process
-
-
-@contextmanager
-def _empty_main() -> Iterator[None]:
-    with _swapping:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-SPAWN = _Context()
-
-
 START_ALLOWANCE_S = 120.0  # a child imports numpy and OpenCV before its first call
-EXIT_ALLOWANCE_S = 5.0  # between the end of its pipe and its own end, whose code is told
+EXIT_ALLOWANCE_S = 5.0  # between the end of its pipe and its own end, whose code is reported
 Answer = TypeVar("Answer")
 
 
@@ -61,6 +34,8 @@ class ChildOverdue(Exception):
 
 
 class ChildDied(Exception):
+    """The child ended in the middle of a call."""
+
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(f"its process ended with code {exit_code}")
         self.exit_code = exit_code
@@ -172,14 +147,14 @@ def _serve_calls(pipe: Connection, function: Callable[..., Any]) -> None:
             arguments = pipe.recv()
         except EOFError:
             return
-        said: tuple[Any, BaseException | None]
+        answer: tuple[Any, BaseException | None]
         try:
-            said = (function(*arguments), None)
+            answer = (function(*arguments), None)
         except (CknScaleError, MemoryError) as error:
-            said = (None, error)
+            answer = (None, error)
         except Exception as error:  # others need not survive pickling
-            said = (None, RuntimeError(f"{type(error).__name__}: {error}"))
-        pipe.send(said)
+            answer = (None, RuntimeError(f"{type(error).__name__}: {error}"))
+        pipe.send(answer)
 
 
 def exit_with_parent(poll_s: float = 1.0) -> None:
@@ -192,3 +167,28 @@ def exit_with_parent(poll_s: float = 1.0) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+class _Process(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _empty_main():
+            return SpawnProcess._Popen(process_obj)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+@contextmanager
+def _empty_main() -> Iterator[None]:
+    with _swapping:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+SPAWN = _Context()

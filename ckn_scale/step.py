@@ -1,7 +1,8 @@
 """A step turns stage into stage, one shard at a time; `process_shard` is the one way to do a shard.
 
 The local loop, the process pool, the Ray actor, retries and tests all call `process_shard`. A
-runner chooses who and when, never what.
+runner chooses who and when, never what. A shard is done only with the arithmetic that the run is
+computed with (`require_same_arithmetic`), and counts only with the fingerprint of its step.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class WorkerSettings:
     read_deadline_s: float = 300.0
     image_memory_bytes: int = 1 << 30  # of images that are read and decoded ahead
     isolate: bool = False  # each image in a subprocess that can be killed
-    check: bool = False  # a committed shard is read, and made again where it is damaged
+    check: bool = False  # a committed shard is read, and rebuilt where it is damaged
     on_image: Callable[[], None] = lambda: None  # called when one more image of the shard is done
 
 
 @dataclass(frozen=True, eq=False)
 class Step(ABC):
-    """One arrow of the pipeline over one run folder; the fields of a subclass tell its uses apart.
+    """One arrow of the pipeline over one run folder; the fields of a subclass distinguish its uses.
 
     A step is data: it travels to workers pickled, without what it has read, and is opened there on the
     run that the worker sees.
@@ -130,30 +131,33 @@ class ShardTask:
     moves: int = 0  # how often its host went away, which is not held against it
     isolate: bool = False
     redo: str | None = None  # why a shard that is committed is done once more
-    check: bool = False  # read what is committed, and make it again where it is damaged
+    check: bool = False  # read what is committed, and rebuild it where it is damaged
 
 
 def process_shard(step: Step, shard_id: int, worker: WorkerSettings | None = None) -> tuple[Commit, bool]:
-    """Read → apply → write → commit. Returns what stands, and whether this call did the work."""
+    """Read → apply → write → commit. Returns what is committed, and whether this call did the work.
+
+    RunMismatch when other settings, code or arithmetic made what is committed.
+    """
     worker = worker or WorkerSettings()
-    standing = step.log.get(shard_id)
-    if standing is None:
+    committed = step.log.get(shard_id)
+    if committed is None:
         return _do_shard(step, shard_id, worker, None, None), True
-    check_fingerprint(step, standing)
-    damage = find_damage(step.run.store, standing.files.values()) if worker.check else None
+    check_fingerprint(step, committed)
+    damage = find_damage(step.run.store, committed.files.values()) if worker.check else None
     if damage is not None:
-        return redo_shard(step, standing, damage, worker), True
-    return standing, False
+        return redo_shard(step, committed, damage, worker), True
+    return committed, False
 
 
-def redo_shard(step: Step, standing: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:
+def redo_shard(step: Step, committed: Commit, reason: str, worker: WorkerSettings | None = None) -> Commit:
     """The next generation of a shard: a retry of failures or the repair of damage."""
-    check_fingerprint(step, standing)
-    return _do_shard(step, standing.shard_id, worker or WorkerSettings(), standing, reason)
+    check_fingerprint(step, committed)
+    return _do_shard(step, committed.shard_id, worker or WorkerSettings(), committed, reason)
 
 
 def _do_shard(
-    step: Step, shard_id: int, worker: WorkerSettings, standing: Commit | None, reason: str | None
+    step: Step, shard_id: int, worker: WorkerSettings, before: Commit | None, reason: str | None
 ) -> Commit:
     arithmetic = step.arithmetic
     attempt, started_at = new_attempt(), time.time()
@@ -165,7 +169,7 @@ def _do_shard(
     mine = Commit(
         step=step.label,
         shard_id=shard_id,
-        generation=1 if standing is None else standing.generation + 1,
+        generation=1 if before is None else before.generation + 1,
         attempt=attempt,
         fingerprint=step.fingerprint,
         files={**result.files, **files},
@@ -174,16 +178,17 @@ def _do_shard(
         seconds=round(time.time() - started_at, 3),
         started_at=started_at,
         report=dict(result.report),
-        supersedes=None if standing is None else standing.generation,
+        supersedes=None if before is None else before.generation,
         reason=reason,
     )
-    stands, _ = step.log.commit(mine)
+    committed, _ = step.log.commit(mine)
     hit_failpoint("recorded", step.name, shard_id)
-    check_fingerprint(step, stands)  # lost to another process: it may run other code
-    return stands
+    check_fingerprint(step, committed)  # lost to another process: it may run other code
+    return committed
 
 
 def check_fingerprint(step: Step, commit: Commit) -> None:
+    """RunMismatch when a shard was made by other settings, inputs or another version of the step."""
     if commit.fingerprint != step.fingerprint:
         raise RunMismatch(
             f"{step.run.url}: {step.name} shard {commit.shard_id} was made by other settings, models, "

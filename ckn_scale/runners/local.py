@@ -1,4 +1,4 @@
-"""Crews on this machine: the calling process itself, or a pool of spawned processes."""
+"""Executors on this machine: the calling process itself, or a pool of spawned processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
 from ckn_scale.processes import SPAWN, exit_with_parent
-from ckn_scale.runners.driver import TaskOutcome, Tell
+from ckn_scale.runners.driver import OnImage, TaskOutcome
 from ckn_scale.runners.worker import Handshake, Worker
 from ckn_scale.step import ShardTask
 
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 180.0
-IMAGE_DONE = "image done"  # what a worker says within a shard
+IMAGE_DONE = "image done"  # what a worker sends within a shard
 MAX_FAILED_STARTS = 5  # one after the other, before the run says that it cannot work here
 
 
@@ -34,7 +34,7 @@ class InlineExecutor:
     def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
         self._worker = Worker(run_url, resources, handshake, on_image=self._count_image)
         self._task: ShardTask | None = None
-        self._tell: Tell = lambda: None
+        self._on_image: OnImage = lambda: None
 
     def __enter__(self) -> InlineExecutor:
         return self
@@ -47,11 +47,11 @@ class InlineExecutor:
     def start(self, task: ShardTask) -> None:
         self._task, self.free = task, 0
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
-        task, self._task, self.free, self._tell = self._task, None, 1, tell
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
+        task, self._task, self.free, self._on_image = self._task, None, 1, on_image
         try:
             return [_perform(self._worker, task)] if task is not None else []
-        except _TellFailed as failed:
+        except _CallbackFailed as failed:
             raise failed.error from None
         finally:
             self.images_under_way = 0
@@ -59,12 +59,12 @@ class InlineExecutor:
     def _count_image(self) -> None:
         self.images_under_way += 1
         try:
-            self._tell()
+            self._on_image()
         except Exception as error:
-            raise _TellFailed(error) from None
+            raise _CallbackFailed(error) from None
 
 
-class _TellFailed(BaseException):
+class _CallbackFailed(BaseException):
     """An error of the caller's, on its way through a shard that has no part in it."""
 
     def __init__(self, error: Exception) -> None:
@@ -88,7 +88,7 @@ class PoolExecutor:
     """Spawned processes; one that dies or overruns its deadline is replaced, its shard tried again."""
 
     def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
-        self._run_url, self._resources, self._sight = run_url, resources, handshake
+        self._run_url, self._resources, self._handshake = run_url, resources, handshake
         self._children: list[PoolProcess] = []
         self._failed_starts = 0  # since the last one that succeeded
 
@@ -123,13 +123,13 @@ class PoolExecutor:
         except OSError:
             log.warning("worker %s was gone before it got a shard", child.process.pid)
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
         """Idle children are listened to as well: one that dies between shards is replaced at once."""
-        spoken = wait([child.pipe for child in self._children], timeout=timeout_s)
+        readable = wait([child.pipe for child in self._children], timeout=timeout_s)
         outcomes: list[TaskOutcome] = []
         for child in list(self._children):
-            if child.pipe in spoken:
-                outcomes += self._listen(child)
+            if child.pipe in readable:
+                outcomes += self._receive(child)
             elif not _is_idle(child) and time.monotonic() - child.since > self._allowance_s(child):
                 outcomes += self._replace(child, "overdue")
         return outcomes
@@ -137,24 +137,24 @@ class PoolExecutor:
     def _allowance_s(self, child: PoolProcess) -> float:
         return self._resources.shard_deadline_s if child.ready else START_ALLOWANCE_S
 
-    def _listen(self, child: PoolProcess) -> list[TaskOutcome]:
+    def _receive(self, child: PoolProcess) -> list[TaskOutcome]:
         try:
-            said = child.pipe.recv()
+            message = child.pipe.recv()
         except (EOFError, OSError):
             return self._replace(child, "lost")
         if not child.ready:
-            return self._on_ready(child, said)
-        if said == IMAGE_DONE:
+            return self._on_ready(child, message)
+        if message == IMAGE_DONE:
             child.images += 1
             return []
         child.task, child.images = None, 0
-        return [said]
+        return [message]
 
-    def _on_ready(self, child: PoolProcess, said: str | CknScaleError) -> list[TaskOutcome]:
-        if isinstance(said, InputError):  # what no other process would do better
-            raise said
-        if isinstance(said, CknScaleError):
-            log.warning("worker %s could not start: %s", child.process.pid, said)
+    def _on_ready(self, child: PoolProcess, message: str | CknScaleError) -> list[TaskOutcome]:
+        if isinstance(message, InputError):  # what no other process would do better
+            raise message
+        if isinstance(message, CknScaleError):
+            log.warning("worker %s could not start: %s", child.process.pid, message)
             return self._replace(child, "lost")
         child.ready, self._failed_starts = True, 0
         return []
@@ -170,7 +170,7 @@ class PoolExecutor:
 
     def _spawn(self) -> PoolProcess:
         mine, theirs = SPAWN.Pipe()
-        arguments = (theirs, self._run_url, self._resources, self._sight)
+        arguments = (theirs, self._run_url, self._resources, self._handshake)
         process = SPAWN.Process(target=_serve_shards, args=arguments, name="ckn-worker")
         with signals_blocked():
             process.start()

@@ -1,4 +1,6 @@
-"""Batch metrics through Ray's own: they appear where the cluster's metrics are scraped.
+"""Ray actors as workers: the executor that spreads them over a cluster, and what each of them does.
+
+Actors count in Ray's own metrics, which appear where the cluster's are scraped:
 
 ckn_scale_shards_total{step, outcome}    ckn_scale_images_total{step}    ckn_scale_shard_seconds{step}
 """
@@ -20,87 +22,19 @@ from ray.util.metrics import Counter, Histogram
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
-from ckn_scale.runners.driver import TaskOutcome, Tell
-from ckn_scale.runners.worker import Handshake, Worker
+from ckn_scale.runners.driver import OnImage, TaskOutcome
+from ckn_scale.runners.worker import Handshake, ShardReport, Worker
 from ckn_scale.step import ShardTask
 from ckn_scale.storage.run_folder import RunFolder
 
-SECONDS = [0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]
-
-
-class ShardMetrics:
-    """Counts what one actor does."""
-
-    def __init__(self) -> None:
-        self._shards = Counter("ckn_scale_shards_total", "Shards by outcome.", ("step", "outcome"))
-        self._images = Counter("ckn_scale_images_total", "Images in finished shards.", ("step",))
-        self._seconds = Histogram("ckn_scale_shard_seconds", "Time of a shard.", SECONDS, ("step",))
-
-    def count_done(self, step: str, report: Mapping[str, Any]) -> None:
-        outcome = "done" if report["worked"] else "found_done"
-        self._shards.inc(1, {"step": step, "outcome": outcome})
-        if report["worked"]:
-            self._seconds.observe(max(float(report["seconds"]), 1e-3), {"step": step})
-        if report["worked"] and report["images"]:
-            self._images.inc(report["images"], {"step": step})
-
-    def count_failed(self, step: str) -> None:
-        self._shards.inc(1, {"step": step, "outcome": "failed"})
-
-
+SHARD_SECONDS = [0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]
 log = logging.getLogger(__name__)
-
 START_ALLOWANCE_S = 600.0  # a cluster may first have to add nodes
 COUNT_EVERY_S = 1.0  # how often actors are asked for their images
-BESIDE = "beside the work"  # a thread of the actor
+BESIDE = "beside the work"  # a thread of the actor that answers while a shard is done
 SETTLE_S = 60.0  # after which the work begins with the workers that are there
 MAX_FAILED_STARTS = 20  # one after the other, before the run says that it cannot work here
 NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class or field for it
-
-
-class ShardActor:
-    """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
-
-    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
-        self._arguments = (run_url, resources, handshake)
-        self._worker: Worker | None = None
-        self._metrics = ShardMetrics()
-        self._images = 0  # of the shard under way
-
-    def ready(self) -> str:
-        self._worker = Worker(*self._arguments, on_image=self._count_image)
-        return ray.get_runtime_context().get_node_id()
-
-    def process(self, task: ShardTask) -> dict[str, Any]:
-        assert self._worker is not None, "ready comes first"
-        try:
-            report = self._worker.process(task)
-        except Exception:
-            self._metrics.count_failed(task.step.name)
-            raise
-        finally:
-            self._images = 0
-        self._metrics.count_done(task.step.name, report)
-        return report
-
-    @ray.method(concurrency_group=BESIDE)
-    def count_images(self) -> int:
-        """Answered while a shard is done."""
-        return self._images
-
-    def _count_image(self) -> None:
-        self._images += 1
-
-
-@dataclass
-class _Busy:
-    """An actor with a task, and what it told of it."""
-
-    actor: Any
-    task: ShardTask
-    since: float
-    images: int = 0
-    count: Any = None  # the answer of `count_images` that is on its way
 
 
 class RayExecutor:
@@ -111,7 +45,7 @@ class RayExecutor:
     """
 
     def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
-        self._run_url, self._resources, self._sight = run_url, resources, handshake
+        self._run_url, self._resources, self._handshake = run_url, resources, handshake
         self._needs = count_needs(RunFolder.open(run_url).settings["numerics"], resources)
         self._idle: list[Any] = []
         self._running: dict[Any, _Busy] = {}  # by the result
@@ -155,7 +89,7 @@ class RayExecutor:
         actor = self._idle.pop()
         self._running[actor.process.remote(task)] = _Busy(actor, task, time.monotonic())
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[TaskOutcome]:
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
         self._count_images()
         answers, _ = ray.wait([*self._running, *self._starting], num_returns=1, timeout=timeout_s)
         outcomes = [self._collect(answer) for answer in answers if answer in self._running]
@@ -206,7 +140,7 @@ class RayExecutor:
             node = ray.get(answer)
         except RayError as error:
             ours = _as_ours(error)
-            if isinstance(ours, InputError):  # what no other actor would do better
+            if isinstance(ours, InputError):  # no other actor would do better
                 raise ours from None
             self._failed_starts += not _is_of_the_host(error)
             if self._failed_starts > MAX_FAILED_STARTS:
@@ -230,7 +164,7 @@ class RayExecutor:
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
-        actor = maker.remote(self._run_url, self._resources, self._sight)
+        actor = maker.remote(self._run_url, self._resources, self._handshake)
         self._starting[actor.ready.remote()] = actor
 
     def _wait_for_first(self) -> None:
@@ -262,6 +196,71 @@ class RayExecutor:
         for actor in (*self._idle, *busy, *self._starting.values()):
             ray.kill(actor)
         self._connection.close()
+
+
+@dataclass
+class _Busy:
+    """An actor with a task, and how far it is."""
+
+    actor: Any
+    task: ShardTask
+    since: float
+    images: int = 0
+    count: Any = None  # the answer of `count_images` that is on its way
+
+
+class ShardActor:
+    """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
+
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._arguments = (run_url, resources, handshake)
+        self._worker: Worker | None = None
+        self._metrics = ShardMetrics()
+        self._images = 0  # of the shard under way
+
+    def ready(self) -> str:
+        self._worker = Worker(*self._arguments, on_image=self._count_image)
+        return str(ray.get_runtime_context().get_node_id())
+
+    def process(self, task: ShardTask) -> ShardReport:
+        assert self._worker is not None, "ready comes first"
+        try:
+            report = self._worker.process(task)
+        except Exception:
+            self._metrics.count_failed(task.step.name)
+            raise
+        finally:
+            self._images = 0
+        self._metrics.count_done(task.step.name, report)
+        return report
+
+    @ray.method(concurrency_group=BESIDE)
+    def count_images(self) -> int:
+        """Answered while a shard is done."""
+        return self._images
+
+    def _count_image(self) -> None:
+        self._images += 1
+
+
+class ShardMetrics:
+    """Counts what one actor does."""
+
+    def __init__(self) -> None:
+        self._shards = Counter("ckn_scale_shards_total", "Shards by outcome.", ("step", "outcome"))
+        self._images = Counter("ckn_scale_images_total", "Images in finished shards.", ("step",))
+        self._seconds = Histogram("ckn_scale_shard_seconds", "Time of a shard.", SHARD_SECONDS, ("step",))
+
+    def count_done(self, step: str, report: ShardReport) -> None:
+        outcome = "done" if report.worked else "found_done"
+        self._shards.inc(1, {"step": step, "outcome": outcome})
+        if report.worked:
+            self._seconds.observe(max(report.seconds, 1e-3), {"step": step})
+        if report.worked and report.images:
+            self._images.inc(report.images, {"step": step})
+
+    def count_failed(self, step: str) -> None:
+        self._shards.inc(1, {"step": step, "outcome": "failed"})
 
 
 def count_needs(numerics: Mapping[str, Any], resources: Resources) -> dict[str, float]:

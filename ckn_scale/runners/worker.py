@@ -1,4 +1,8 @@
-"""Whether workers see what the driver sees: a fresh secret in the run folder, and one image."""
+"""A worker: one process that does shards of one run, whoever hands them out.
+
+Before it works it proves that it sees what the driver sees (the handshake): a fresh secret in the run
+folder, and one image.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckn_scale.config import Resources
 from ckn_scale.core.numerics import require_device, set_compute_threads
@@ -21,13 +25,70 @@ IMAGES_TRIED = 10  # of the first shard: images may have been removed since the 
 
 
 class Handshake(NamedTuple):
+    """What a worker has to read back before it works."""
+
     nonce: str
     image_uri: str  # empty: the driver sees none itself
 
 
+class ShardReport(NamedTuple):
+    """What a worker says of a shard that is committed."""
+
+    images: int  # that it holds
+    worked: bool  # False: it was committed already
+    seconds: float
+
+
+class Worker:
+    """Opens the run once, keeps the step (and its models) it worked on last.
+
+    InputError when this process sees another run or no images, MissingDependency without the device.
+    """
+
+    def __init__(
+        self,
+        run_url: str,
+        resources: Resources,
+        handshake: Handshake,
+        on_image: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run = open_with_handshake(run_url, handshake)
+        self.settings = WorkerSettings(
+            read_ahead=resources.read_ahead,
+            read_deadline_s=resources.read_deadline_s,
+            image_memory_bytes=resources.image_memory_mb << 20,
+            on_image=on_image,
+        )
+        self._step: Step | None = None
+        numerics = self.run.settings["numerics"]
+        require_device(numerics["device"])
+        set_compute_threads(numerics["threads"])
+
+    def process(self, task: ShardTask) -> ShardReport:
+        """Do one shard, or find it done."""
+        step = self._open(task.step)
+        worker = replace(self.settings, isolate=task.isolate, check=task.check)
+        try:
+            committed = step.log.get(task.shard_id) if task.redo is not None else None
+            if committed is not None:
+                commit, worked = redo_shard(step, committed, str(task.redo), worker), True
+            else:
+                commit, worked = process_shard(step, task.shard_id, worker)
+        except BaseException:
+            self._step = None  # what it read before may be what failed it
+            raise
+        return ShardReport(sum(commit.states.values()), worked, commit.seconds)
+
+    def _open(self, step: Step) -> Step:
+        """The step with what it has read so far, where it is the one of the task before."""
+        if self._step is None or not self._step.is_same_as(step):
+            self._step = replace(step, run=self.run)
+        return self._step
+
+
 @contextmanager
 def offer_handshake(run: RunFolder) -> Iterator[Handshake]:
-    """Put a secret into the run for workers to read back, as long as there may be new workers."""
+    """Put a secret into the run for workers to read back, as long as new workers may start."""
     images = PlanReader(run, require_segments(run)).read_shard(0)
     nonce = run.write_nonce()
     try:
@@ -37,7 +98,7 @@ def offer_handshake(run: RunFolder) -> Iterator[Handshake]:
 
 
 def _find_visible(images: Sequence[PlannedImage]) -> str:
-    """Not on the web: what a host there says to one worker tells nothing of what it says to another."""
+    """Not on the web: what a host there answers one worker says nothing about another."""
     stored = (image.uri for image in images if not is_http(image.uri))
     return next((uri for uri in stored if image_exists(uri)), "")
 
@@ -61,50 +122,3 @@ def open_with_handshake(run_url: str, handshake: Handshake) -> RunFolder:
                 "all workers must be able to read it"
             ) from None
     return run
-
-
-class Worker:
-    """Opens the run once, keeps the step (and its models) it worked on last."""
-
-    def __init__(
-        self,
-        run_url: str,
-        resources: Resources,
-        handshake: Handshake,
-        on_image: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.run = open_with_handshake(run_url, handshake)
-        self.settings = WorkerSettings(
-            read_ahead=resources.read_ahead,
-            read_deadline_s=resources.read_deadline_s,
-            image_memory_bytes=resources.image_memory_mb << 20,
-            on_image=on_image,
-        )
-        self._step: Step | None = None
-        numerics = self.run.settings["numerics"]
-        require_device(numerics["device"])
-        set_compute_threads(numerics["threads"])
-
-    def process(self, task: ShardTask) -> dict[str, Any]:
-        """Do one shard; the report says how many images it held and who is known to have done it."""
-        try:
-            return self._process(task)
-        except BaseException:
-            self._step = None  # what it read before may be what failed it
-            raise
-
-    def _process(self, task: ShardTask) -> dict[str, Any]:
-        step = self._open(task.step)
-        worker = replace(self.settings, isolate=task.isolate, check=task.check)
-        standing = step.log.get(task.shard_id) if task.redo is not None else None
-        if standing is not None:
-            commit, worked = redo_shard(step, standing, str(task.redo), worker), True
-        else:
-            commit, worked = process_shard(step, task.shard_id, worker)
-        return {"images": sum(commit.states.values()), "worked": worked, "seconds": commit.seconds}
-
-    def _open(self, step: Step) -> Step:
-        """The step with what it has read so far, where it is the one of the task before."""
-        if self._step is None or not self._step.is_same_as(step):
-            self._step = replace(step, run=self.run)
-        return self._step

@@ -9,6 +9,7 @@ import pytest
 from ckn_scale.config import Resources
 from ckn_scale.errors import CknScaleError, CorruptData, RunFailed, RunMismatch, TransientStoreError
 from ckn_scale.runners.driver import TaskOutcome, require_done, run_shards
+from ckn_scale.runners.worker import ShardReport
 from ckn_scale.step import ShardTask
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.run_folder import RunFolder
@@ -35,10 +36,10 @@ class ScriptedExecutor:
         self.seen.append(task)
         self.most = max(self.most, len(self.running))
 
-    def wait(self, timeout_s, tell=None):
+    def wait(self, timeout_s, on_image=None):
         task = self.running.pop()
         if not self.script[task.shard_id]:
-            return [TaskOutcome(task, "done", {"images": 3})]
+            return [TaskOutcome(task, "done", ShardReport(3, True, 1.0))]
         kind, error = self.script[task.shard_id].pop(0)
         return [TaskOutcome(task, kind, error=error)]
 
