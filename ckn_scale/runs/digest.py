@@ -1,6 +1,7 @@
 """One digest per stage over what is committed: equal for equal content, whoever made it and how.
 
-File names, attempts, generations, the order of work and the number of workers do not enter.
+File names, attempts, generations, the order of work and the number of workers do not enter. A table is
+digested by column (`RowDigest`): validity, lengths and values, each in the order of its key.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ckn_scale.storage.stored_files import read_table
 
 
 def digest_run(run: RunFolder) -> dict[str, str]:
+    """Hex digests by stage; CorruptData when what is committed cannot be read back."""
     return {
         "plan": digest_rows(_read_plan(run)),
         "models": _digest_models(run),

@@ -1,9 +1,11 @@
 """Plan: list the images once, freeze the list, give ids, cut it into shards, draw the sample.
 
 A plan segment is a numbered record; new images later are the next segment. Whoever loses the race for
-a number looks again at what is new against the plan that now stands. Ids are dense and in sorted-URI
+a number looks again at what is new against the plan as it is then. Ids are dense and in sorted-URI
 order within a segment. The sample is the k smallest hashes of URIs: the same images for
 any sharding, order and worker count.
+
+A background, photographs that are not indexed but teach the reduction, is drawn and frozen the same way.
 """
 
 from __future__ import annotations
@@ -51,14 +53,40 @@ from ckn_scale.storage.run_records import Background, PlanSource, Segment
 from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
-
 QUERY_SEED = 1  # apart from the sample's, so that the queries are a draw of their own
 QUERY_SPARE = 2  # times as many as are asked, for those that are replaced later
 MAX_RACES = 20  # lost one after the other: something else is wrong then
 SOURCES_SHOWN = 3
 _FRESH_START = "or if the first list was wrong, use another run folder or remove this one"
+_REFS_AT_ONCE = 4096
+
 
 Source: TypeAlias = "str | Sequence[str]"
+
+
+def plan_with_background(
+    run_url: str,
+    settings: Settings,
+    source: Source,
+    keep: Sequence[str] = (),
+    *,
+    append: bool = False,
+    background: Source = (),
+    models: str | None = None,
+) -> RunFolder:
+    """`plan_images`, and the background beside it.
+
+    InputError, before anything is written, when there are too few images to learn the reduction from.
+    """
+    if background and models is not None:
+        raise InputError("--background is of no use with --models: what is learned from it is taken over")
+    begun = is_run(run_url)
+    drawn = draw_background(settings, background) if background and not begun else None
+    needed = 0 if background or models is not None else settings.reduction.needed_images
+    run = plan_images(run_url, settings, source, keep, append=append, at_least=needed)
+    if background:
+        record_background(run, settings, background, drawn)
+    return run
 
 
 def plan_images(
@@ -91,7 +119,7 @@ def plan_images(
             return run
         if _add_segment(run, settings, segments, listing or list_sorted(source, keep), source):
             return run
-        listing = None  # used up; what is new is looked at again, against the plan that now stands
+        listing = None  # used up; what is new is looked at again, against the plan as it is now
         log.warning("%s: another process has just planned images; looking again at what is new", run.url)
     raise RunFailed(f"{run.url}: {MAX_RACES} times another process was first to add to the plan; try again")
 
@@ -101,7 +129,7 @@ def _as_list(source: Source) -> Sequence[str]:
 
 
 def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: Source) -> None:
-    """RunMismatch unless some segment was planned from `source`; a list that was edited since is told."""
+    """RunMismatch unless some segment was planned from `source`; a warning when a list was edited since."""
     now = describe_source(source)
     planned = [segment.source for segment in segments]
     same = [one for one in planned if one.sha256 == now.sha256]
@@ -188,7 +216,7 @@ def _add_segment(
 
     False when another process was first with the next segment.
     """
-    columns = listing.kept.settle(segments[-1].columns if segments else None)
+    columns = listing.kept.resolve_types(segments[-1].columns if segments else None)
     if empty := [name for name in columns if name not in listing.kept.names]:
         log.warning("%s: %s stay empty for what is added: --keep fills them", run.url, ", ".join(empty))
     replaced: list[int] = []
@@ -262,33 +290,6 @@ def write_segment(
     return won
 
 
-class SampleDraw:
-    """Keeps the k images of smallest hash while the plan streams by; the others go on to `rest`."""
-
-    def __init__(self, seed: int, count: int, rest: SampleDraw | None = None) -> None:
-        self.seed, self.count, self.rest = seed, count, rest
-        self._heap: list[tuple[int, int, tuple[Any, ...]]] = []  # negated, so the largest hash is on top
-
-    def add(self, table: pa.Table) -> None:
-        for row in zip(*(table.column(name).to_pylist() for name in PLANNED_IMAGES.names), strict=True):
-            self._add_row(row)
-
-    def _add_row(self, row: tuple[Any, ...]) -> None:
-        entry = (-hash_uri(self.seed, row[1]), -row[0], row)
-        if len(self._heap) < self.count:
-            heapq.heappush(self._heap, entry)
-            return
-        dropped = heapq.heappushpop(self._heap, entry)
-        if self.rest is not None:
-            self.rest._add_row(dropped[2])
-
-    def table(self) -> pa.Table:
-        rows = sorted(row for _, _, row in self._heap)
-        return pa.Table.from_pylist(
-            [dict(zip(PLANNED_IMAGES.names, row, strict=True)) for row in rows], schema=PLANNED_IMAGES
-        )
-
-
 def tabulate_refs(refs: Sequence[ImageRef], first_id: int, kept: Mapping[str, str] | None = None) -> pa.Table:
     columns = {
         "image_id": range(first_id, first_id + len(refs)),
@@ -314,29 +315,31 @@ def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
         yield chunk
 
 
-_REFS_AT_ONCE = 4096
+class SampleDraw:
+    """Keeps the k images of smallest hash while the plan streams by; the others go on to `rest`."""
 
+    def __init__(self, seed: int, count: int, rest: SampleDraw | None = None) -> None:
+        self.seed, self.count, self.rest = seed, count, rest
+        self._heap: list[tuple[int, int, tuple[Any, ...]]] = []  # negated, so the largest hash is on top
 
-def plan_with_background(
-    run_url: str,
-    settings: Settings,
-    source: Source,
-    keep: Sequence[str] = (),
-    *,
-    append: bool = False,
-    background: Source = (),
-    models: str | None = None,
-) -> RunFolder:
-    """`plan_images`, and the background beside it. What cannot be learned is refused before all else."""
-    if background and models is not None:
-        raise InputError("--background is of no use with --models: what is learned from it is taken over")
-    begun = is_run(run_url)
-    drawn = draw_background(settings, background) if background and not begun else None
-    needed = 0 if background or models is not None else settings.reduction.needed_images
-    run = plan_images(run_url, settings, source, keep, append=append, at_least=needed)
-    if background:
-        record_background(run, settings, background, drawn)
-    return run
+    def add(self, table: pa.Table) -> None:
+        for row in zip(*(table.column(name).to_pylist() for name in PLANNED_IMAGES.names), strict=True):
+            self._add_row(row)
+
+    def _add_row(self, row: tuple[Any, ...]) -> None:
+        entry = (-hash_uri(self.seed, row[1]), -row[0], row)
+        if len(self._heap) < self.count:
+            heapq.heappush(self._heap, entry)
+            return
+        dropped = heapq.heappushpop(self._heap, entry)
+        if self.rest is not None:
+            self.rest._add_row(dropped[2])
+
+    def table(self) -> pa.Table:
+        rows = sorted(row for _, _, row in self._heap)
+        return pa.Table.from_pylist(
+            [dict(zip(PLANNED_IMAGES.names, row, strict=True)) for row in rows], schema=PLANNED_IMAGES
+        )
 
 
 def record_background(
@@ -389,8 +392,7 @@ def draw_background(settings: Settings, source: Source) -> tuple[pa.Table, int]:
 
 def _list_photographs(source: Source) -> Iterator[ImageRef]:
     """What a source of images has; of a run, what it planned."""
-    urls = [source] if isinstance(source, str) else list(source)
-    for url in urls:
+    for url in _as_list(source):
         if not is_glob(url) and is_run(url):
             run = RunFolder.open(url)
             for image in iter_planned(run, require_segments(run)):

@@ -1,4 +1,8 @@
-"""What a plan knows about an image before it is read."""
+"""What a plan knows about an image before it is read, and how any number of them is sorted.
+
+`sort_refs` is an external merge sort: sorted runs on the local disk, merged as they are read, so that
+memory does not grow with the images.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,12 @@ from ckn_scale.errors import InputError
 
 _EXTENSIONS = "jpg jpeg jpe jfif png webp bmp tif tiff gif ppm pgm avif heic heif"
 IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
+_SCHEMA = pa.schema(
+    [("uri", pa.string()), ("size_bytes", pa.int64()), ("etag", pa.string()), ("columns", pa.string())]
+)
+_ROWS_AT_ONCE = 1024
+_RUNS_AT_ONCE = 32  # of which each holds that many rows in memory while they are merged
+Row = tuple[str, int, str, str | None]  # as _SCHEMA has it; kept columns as JSON
 
 
 class BrokenContainer(InputError):
@@ -26,10 +36,10 @@ class BrokenContainer(InputError):
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image: where it is, and what tells this content from another."""
+    """One image: where it is, and what distinguishes its content from another."""
 
     uri: str
-    size_bytes: int = -1  # where the source does not tell
+    size_bytes: int = -1  # where the source does not say
     etag: str = ""
     columns: dict[str, Any] | None = None  # kept columns
 
@@ -38,14 +48,6 @@ def extension(name: str) -> str:
     """Lower case, without the dot; empty where there is none."""
     base = name.rpartition("/")[2]
     return base.rpartition(".")[2].lower() if "." in base else ""
-
-
-_SCHEMA = pa.schema(
-    [("uri", pa.string()), ("size_bytes", pa.int64()), ("etag", pa.string()), ("columns", pa.string())]
-)
-_ROWS_AT_ONCE = 1024
-_RUNS_AT_ONCE = 32  # of which each holds that many rows in memory while they are merged
-Row = tuple[str, int, str, str | None]  # as _SCHEMA has it; kept columns as JSON
 
 
 def sort_refs(

@@ -16,7 +16,7 @@ def settle(values: list, before: str | None = None) -> tuple[str, list]:
     kept = KeptColumns(["c"])
     refs = [ImageRef(f"{i:03d}", columns={"c": value}) for i, value in enumerate(values)]
     passed = [(ref.columns or {})["c"] for ref in sort_refs(kept.watch(refs), run_rows=2)]
-    kind = kept.settle({"c": before} if before else None)["c"]
+    kind = kept.resolve_types({"c": before} if before else None)["c"]
     return kind, to_arrow(passed, kind).to_pylist()
 
 
