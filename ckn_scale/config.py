@@ -165,12 +165,12 @@ def _read_preset(name: str) -> dict[str, Any]:
     if name not in list_presets():
         raise SettingsError(f"no preset named {name!r}; there are: {', '.join(list_presets())}")
     text = (resources.files("ckn_scale") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return dict(tomllib.loads(text))
 
 
 def _read_toml(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise SettingsError(f"no such settings file: {path}") from None
     except OSError as error:

@@ -20,7 +20,7 @@ SENTENCE = "ckn-scale: interrupted; run the same command again to go on"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEANUP_S = 15.0  # for ending workers and a Ray of our own; then the process ends whatever it waits for
 
-_interrupted = threading.Event()  # by a signal, of which the sentence tells
+_interrupted = threading.Event()  # by a signal, that the sentence reports
 _saying = threading.Lock()
 _deferring = False
 
@@ -55,7 +55,7 @@ def end_on_signals() -> None:
     """From now on a signal says the sentence and raises KeyboardInterrupt, so that all is ended in order.
 
     Python runs no handler while native code waits (ray.init does for a minute, for a cluster that does not
-    answer), so a thread is told of signals as well: it says the sentence, and ends what does not end itself.
+    answer), so a thread hears of signals as well: it says the sentence, and ends what does not end itself.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

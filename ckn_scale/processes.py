@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ckn_scale.errors import CknScaleError, ImageRejected
 from ckn_scale.interrupts import signals_blocked
@@ -61,7 +61,7 @@ class KillableChild(Generic[Answer]):
             if not pipe.poll(deadline_s):
                 self.kill()
                 raise ChildOverdue(f"not done within {deadline_s:g} s")
-            answer, error = pipe.recv()
+            answer, error = cast(tuple[Answer, BaseException | None], pipe.recv())
         except (EOFError, OSError):
             raise ChildDied(self.kill(EXIT_ALLOWANCE_S)) from None
         if error is not None:

@@ -31,8 +31,8 @@ PLANNED_IMAGES = pa.schema(
     [
         ("image_id", pa.int64()),
         ("uri", pa.string()),  # file or object; `#member` names a row or a member inside it
-        ("size_bytes", pa.int64()),  # -1 where the source does not tell
-        ("etag", pa.string()),  # what tells one content from another: etag, or mtime
+        ("size_bytes", pa.int64()),  # -1 where the source does not say
+        ("etag", pa.string()),  # what distinguishes one content from another: etag, or mtime
     ]
 )
 

@@ -1,4 +1,4 @@
-"""Where a run computes: settled when it is planned, recorded as `numerics.device`, not guessed again."""
+"""Where a run computes: resolved when it is planned, recorded as `numerics.device`, not guessed again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _workers_see_gpu() -> bool:
             return False
         answer = ray.remote(_sees_gpu).options(num_gpus=0.01, num_cpus=0).remote()
         try:
-            return ray.get(answer, timeout=PROBE_ALLOWANCE_S)
+            return bool(ray.get(answer, timeout=PROBE_ALLOWANCE_S))
         except ray.exceptions.GetTimeoutError:
             raise InputError(
                 f"the cluster has GPUs, but none came free in {PROBE_ALLOWANCE_S:g} s to see whether torch "

@@ -234,7 +234,7 @@ class ShardActor:
         self._metrics.count_done(task.step.name, report)
         return report
 
-    @ray.method(concurrency_group=BESIDE)
+    @ray.method(concurrency_group=BESIDE)  # type: ignore[untyped-decorator, unused-ignore]
     def count_images(self) -> int:
         """Answered while a shard is done."""
         return self._images

@@ -75,7 +75,7 @@ class Index:
     def search(
         self, image: ImageLike | Images, k: int = 10, box: Box | None = None
     ) -> list[Hit] | list[list[Hit]]:
-        """The `k` most alike indexed images (or all, where there are fewer), best first.
+        """The `k` most similar indexed images (or all, where there are fewer), best first.
 
         A list or tuple of images gives a list of answers, in its order, in less time than one by one.
         `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it.
@@ -92,7 +92,8 @@ class Index:
         The inner product of two vectors is their images' similarity. Raises like `search`.
         """
         if not isinstance(image, list | tuple):
-            return self._encode([image], box)[0]
+            first: np.ndarray = self._encode([image], box)[0]
+            return first
         if not image:
             raise ValueError("the list of images is empty")
         if box is not None:
@@ -100,7 +101,7 @@ class Index:
         return self._encode(image, None)
 
     def search_vector(self, vector: np.ndarray | Sequence[float], k: int = 10) -> list[Hit]:
-        """The `k` most alike images for a (D,) vector, as `encode` gives it."""
+        """The `k` most similar images for a (D,) vector, as `encode` gives it."""
         return self.search_vectors(np.asarray(vector, dtype=np.float32)[None], k)[0]
 
     def search_vectors(self, vectors: np.ndarray | Sequence[np.ndarray], k: int = 10) -> list[list[Hit]]:
@@ -112,7 +113,7 @@ class Index:
         return self._shards.search(matrix, k)
 
     def vector(self, image_id: int) -> np.ndarray | None:
-        """The (D,) vector that stands for an indexed image, None when there is none."""
+        """The (D,) vector of an indexed image, None when there is none."""
         return self._shards.vector(image_id)
 
     def thumbnail(self, image_id: int) -> bytes | None:

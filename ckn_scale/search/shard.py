@@ -1,4 +1,4 @@
-"""A group of index shards on this machine: search their vectors, look up what an id stands for."""
+"""A group of index shards on this machine: search their vectors, look up what an id names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckn_scale.storage.store import Store
 
 @dataclass(frozen=True)
 class Hit:
-    """One indexed image in an answer; a larger score is more alike."""
+    """One indexed image in an answer; a larger score is more similar."""
 
     image_id: int
     uri: str
@@ -69,7 +69,7 @@ class ShardGroup:
         return None if found is None else found[0].index.vector(found[1])
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
-        """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""
+        """The k most similar images of this group for each of (Q, D) vectors, best first, ties by id."""
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
         if not self._shards:

@@ -1,6 +1,6 @@
 """Build: committed vectors → one index file and side table per index shard, then the manifest.
 
-A build is named by what it holds, and so is each of its shards (`name_build.py`). The same run built
+A build is named by what it holds, and so is each of its shards (`storage/builds.py`). The same run built
 again gives the same names and finds its shards done; after an append, those that did not change.
 """
 
@@ -44,7 +44,7 @@ from ckn_scale.storage.stored_files import StoredFile, read_table
 
 @dataclass(frozen=True, eq=False)
 class BuildIndex(Step):
-    """A shard's number names its content: what stands already, of whatever build, is not built again."""
+    """A shard's number names its content: what is committed already, of whatever build, is not rebuilt."""
 
     build: str  # as `name_build` gives it
 
@@ -116,7 +116,7 @@ def make_index(vectors: pa.Table) -> StoredIndex:
 
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
-    """The index shards that stand, of the build that the committed vectors make."""
+    """The committed index shards of the build that the committed vectors make."""
     commits = step.log.committed()
     return [_as_shard(number, commits[number]) for number in step.shard_ids() if number in commits]
 

@@ -85,7 +85,8 @@ def read_descriptors(step: DescribePatches, channel: str) -> np.ndarray:
     ]
     priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
     rows = np.concatenate([read_float_rows(table) for table in tables])
-    return rows[smallest(priorities, len(priorities))]
+    ordered: np.ndarray = rows[smallest(priorities, len(priorities))]
+    return ordered
 
 
 class TrainProjection(ChannelStep):

@@ -69,5 +69,5 @@ def _ids_of_shard(segments: Sequence[Segment], shard_id: int) -> tuple[int, int]
 
 
 def position_of(number: int) -> int:
-    """Where an index shard stands among those of its build."""
+    """The position of an index shard among those of its build."""
     return number // _CONTENTS

@@ -133,7 +133,7 @@ def _uri_column(names: Sequence[str], where: str) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _open_text(file: InputFile) -> io.TextIOWrapper:

@@ -193,7 +193,7 @@ def _list_rows(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
 
 
 def _check_names(rows: Iterator[image_lists.Row], file: InputFile) -> Iterator[image_lists.Row]:
-    """The rows of a list. InputError when none of its first names stands for a file: one that is missing
+    """The rows of a list. InputError when none of its first names is a file: one that is missing
     is a row, but a list that was made for another folder is a mistake."""
     first = list(islice(rows, _NAMES_CHECKED))
     stores = {"file", split_protocol(file.url)[0]} - {"http", "https"}
@@ -201,7 +201,7 @@ def _check_names(rows: Iterator[image_lists.Row], file: InputFile) -> Iterator[i
     if first and len(near) == len(first) and not any(image_exists(uri) for uri in near):
         count = "no name" if len(first) < _NAMES_CHECKED else f"none of the first {_NAMES_CHECKED} names"
         raise InputError(
-            f"{count} in {file.url} stands for a file: the first was looked for at {first[0][0]}. "
+            f"{count} in {file.url} is a file: the first was looked for at {first[0][0]}. "
             "Relative names count from the folder of the list: move the list, or write full paths"
         )
     return chain(first, rows)

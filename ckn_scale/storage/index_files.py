@@ -120,7 +120,7 @@ def _serialise_table(table: pa.Table) -> bytes:
         for start in range(0, len(table), ROWS_PER_BATCH):
             rows = table.slice(start, ROWS_PER_BATCH)
             writer.write_table(rows.take(pa.array(range(len(rows)))).combine_chunks())
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _check_side_table(table: pa.Table) -> np.ndarray:
@@ -129,7 +129,7 @@ def _check_side_table(table: pa.Table) -> np.ndarray:
             raise ValueError(
                 f"a side table needs the column {column.name}: {column.type}, got {table.schema}"
             )
-    ids = table.column("image_id").to_numpy()
+    ids: np.ndarray = table.column("image_id").to_numpy()
     if (np.diff(ids) <= 0).any():
         raise ValueError("the side table's image_id must ascend strictly")
     return ids

@@ -62,12 +62,12 @@ class InputFile:
         if is_local_url(self.url):
             with open_regular(self.path) as file:
                 return file.read()
-        return open_filesystem(self.url).cat_file(self.url)
+        return bytes(open_filesystem(self.url).cat_file(self.url))
 
     def read_range(self, start: int, length: int) -> bytes:
         """Fewer bytes at the end of the file."""
         if not is_local_url(self.url):
-            return open_filesystem(self.url).cat_file(self.url, start=start, end=start + length)
+            return bytes(open_filesystem(self.url).cat_file(self.url, start=start, end=start + length))
         with open_regular(self.path) as file:
             file.seek(start)
             return file.read(length)

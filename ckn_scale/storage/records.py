@@ -64,7 +64,7 @@ def encode_record(body: dict[str, Any]) -> bytes:
 def decode_record(data: bytes, where: str) -> dict[str, Any]:
     """The body; CorruptData when the bytes are not a whole record."""
     try:
-        body = json.loads(data)
+        body: dict[str, Any] = json.loads(data)
         checksum = body.pop("checksum")
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise CorruptData(f"{where} is not a whole record ({type(error).__name__})") from error
@@ -105,7 +105,7 @@ class RecordLog(Generic[RecordT]):
         self.store = store
         self.prefix = prefix
         self.kind = kind
-        self._told: set[int] = set()  # damaged records that were warned of: a server looks every second
+        self._warned: set[int] = set()  # damaged records that were warned of: a server looks every second
 
     def path(self, number: int) -> str:
         return f"{self.prefix}/{number:06d}.json"
@@ -182,9 +182,9 @@ class RecordLog(Generic[RecordT]):
             return None
 
     def _warn(self, damage: dict[int, str], instead: str) -> None:
-        for number in sorted(damage.keys() - self._told):
+        for number in sorted(damage.keys() - self._warned):
             log.warning("%s; %s", damage[number], instead)
-        self._told.update(damage)
+        self._warned.update(damage)
 
     def _wins(self, number: int, record: RecordT, attempt: str) -> bool:
         try:

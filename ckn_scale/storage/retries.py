@@ -39,7 +39,7 @@ _TRANSIENT_ERRNO = {
 }
 _FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNUSABLE = {  # paths that no second try makes good
-    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.ENOTDIR: "a file is where a folder is needed",
     errno.EROFS: "its file system is read-only",
     errno.ENAMETOOLONG: "its name is too long",
     errno.ELOOP: "its links form a loop",

@@ -260,7 +260,8 @@ def _nonce_path(nonce: str) -> str:
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as a record gives them back: tuples become lists."""
-    return json.loads(json.dumps(settings, allow_nan=False))
+    parsed: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
+    return parsed
 
 
 def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -280,7 +281,7 @@ def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": [1]}} → {"a.b.0": 1}; empty containers stand for themselves."""
+    """{"a": {"b": [1]}} → {"a.b.0": 1}; empty containers are values."""
     if isinstance(value, dict) and value:
         pairs = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and value:

@@ -23,7 +23,7 @@ _COMMIT_NAME = re.compile(r"(\d{5,})\.(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One shard of one step, done: what was written, by whom, and what it stands in for.
+    """One shard of one step, done: what was written, by whom, and what it replaces.
 
     A process holds those of all shards, 10⁵ and more, so what repeats is held once; none is ever altered.
     """
@@ -93,11 +93,11 @@ class ShardLog:
             except FileNotFoundError:
                 return self._known.get(shard_id)
             except CorruptData:
-                pass  # the one before stands
+                pass  # the one before it counts
             generation += 1
 
     def commit(self, offered: Commit) -> tuple[Commit, bool]:
-        """Make a shard count: (the commit that stands, whether it is the one offered).
+        """Make a shard count: (the commit that counts, whether it is the one offered).
 
         An invalid record keeps its generation, so the offer moves on to the next one.
         """

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ckn_scale.errors import InputError, UnsupportedStore
 from ckn_scale.storage import local_files
@@ -27,6 +27,7 @@ from ckn_scale.storage.retries import (
 
 SELF_TEST_FOLDER = "self-test"
 _SELF_TEST_WRITERS = 2
+Result = TypeVar("Result")
 
 
 class Store:
@@ -65,7 +66,7 @@ class Store:
             raise FileExistsError(f"{self.address(path)} exists already with other bytes")
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create-if-absent: True if `path` now holds exactly `data`, False if another's bytes stand."""
+        """Create-if-absent: True if `path` now holds exactly `data`, False if it holds others."""
         return self._create(path, data, trust_reply=False)
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> list[str]:
@@ -177,7 +178,7 @@ class Store:
         return None
 
     def _check_retryable(self, error: Exception | None, path: str) -> None:
-        """Nothing stands after the create: raise what will not pass by itself."""
+        """Nothing is there after the create: raise what will not pass by itself."""
         if error is None or isinstance(error, FileExistsError) or is_transient(error):
             return
         if isinstance(error, FileNotFoundError) and not self.is_local:
@@ -190,11 +191,11 @@ class Store:
         if self.is_local:
             with open(self.address(path), "rb") as file:
                 return file.read()
-        return self.fs.cat_file(self._key(path))
+        return bytes(self.fs.cat_file(self._key(path)))
 
     def _read_range_once(self, path: str, start: int, length: int) -> bytes:
         if not self.is_local:
-            return self.fs.cat_file(self._key(path), start=start, end=start + length)
+            return bytes(self.fs.cat_file(self._key(path), start=start, end=start + length))
         with open(self.address(path), "rb") as file:
             file.seek(start)
             return file.read(length)
@@ -248,7 +249,7 @@ class Store:
     def _modified_once(self, path: str) -> float:
         if self.is_local:
             return Path(self.address(path)).stat().st_mtime
-        return self.fs.modified(self._key(path)).timestamp()
+        return float(self.fs.modified(self._key(path)).timestamp())
 
     def _delete_once(self, path: str) -> None:
         if self.is_local:
@@ -260,7 +261,7 @@ class Store:
         """The name that the filesystem knows, without the protocol."""
         return f"{self._root}/{_checked(path)}".rstrip("/")
 
-    def _retried(self, path: str, call: Any) -> Any:
+    def _retried(self, path: str, call: Callable[[], Result]) -> Result:
         return call_with_retries(call, self.retry, self.address(path))
 
 

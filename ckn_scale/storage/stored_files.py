@@ -18,6 +18,8 @@ from ckn_scale.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
+    """A file that a record names."""
+
     path: str  # below the run's root
     sha256: str
     size_bytes: int
@@ -75,4 +77,4 @@ def encode_table(table: pa.Table) -> bytes:
     strings = [column.name for column in table.schema if pa.types.is_string(column.type)]
     sink = pa.BufferOutputStream()
     pq.write_table(table.combine_chunks(), sink, compression="zstd", use_dictionary=strings or False)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
