@@ -128,14 +128,12 @@ class PoolExecutor:
         readable = wait([child.pipe for child in self._children], timeout=timeout_s)
         outcomes: list[TaskOutcome] = []
         for child in list(self._children):
+            allowance_s = self._resources.shard_deadline_s if child.ready else START_ALLOWANCE_S
             if child.pipe in readable:
                 outcomes += self._receive(child)
-            elif not _is_idle(child) and time.monotonic() - child.since > self._allowance_s(child):
+            elif not _is_idle(child) and time.monotonic() - child.since > allowance_s:
                 outcomes += self._replace(child, "overdue")
         return outcomes
-
-    def _allowance_s(self, child: PoolProcess) -> float:
-        return self._resources.shard_deadline_s if child.ready else START_ALLOWANCE_S
 
     def _receive(self, child: PoolProcess) -> list[TaskOutcome]:
         try:

@@ -7,7 +7,7 @@ folder, and one image.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.step import ShardTask, Step, WorkerSettings, process_shard, redo_shard
 from ckn_scale.storage.http_images import is_http
 from ckn_scale.storage.image_sources import image_exists, read_image
-from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments
+from ckn_scale.storage.plans import PlanReader, require_segments
 from ckn_scale.storage.run_folder import RunFolder, is_run
 
 IMAGES_TRIED = 10  # of the first shard: images may have been removed since the plan
@@ -92,15 +92,11 @@ def offer_handshake(run: RunFolder) -> Iterator[Handshake]:
     images = PlanReader(run, require_segments(run)).read_shard(0)
     nonce = run.write_nonce()
     try:
-        yield Handshake(nonce, _find_visible(images[:IMAGES_TRIED]))
+        # Not on the web: what a host there answers one worker says nothing about another.
+        stored = (image.uri for image in images[:IMAGES_TRIED] if not is_http(image.uri))
+        yield Handshake(nonce, next((uri for uri in stored if image_exists(uri)), ""))
     finally:
         run.remove_nonce(nonce)
-
-
-def _find_visible(images: Sequence[PlannedImage]) -> str:
-    """Not on the web: what a host there answers one worker says nothing about another."""
-    stored = (image.uri for image in images if not is_http(image.uri))
-    return next((uri for uri in stored if image_exists(uri)), "")
 
 
 def open_with_handshake(run_url: str, handshake: Handshake) -> RunFolder:

@@ -31,19 +31,15 @@ from ckn_scale.storage.stored_files import read_table
 def digest_run(run: RunFolder) -> dict[str, str]:
     """Hex digests by stage; CorruptData when what is committed cannot be read back."""
     return {
-        "plan": digest_rows(_read_plan(run)),
+        "plan": digest_rows(
+            read_table(run.store, file) for segment in read_segments(run) for file in segment.files
+        ),
         "models": _digest_models(run),
         "vectors": digest_rows(_read_stage(run, VECTORS_STAGE)),
         "descriptors": digest_rows(_read_stage(run, DESCRIPTORS_STAGE)),
         "thumbnails": digest_rows(_read_stage(run, THUMBNAILS_STAGE)),
         "index": _digest_index(run),
     }
-
-
-def _read_plan(run: RunFolder) -> Iterator[pa.Table]:
-    for segment in read_segments(run):
-        for file in segment.files:
-            yield read_table(run.store, file)
 
 
 def _read_stage(run: RunFolder, stage: str) -> Iterator[pa.Table]:

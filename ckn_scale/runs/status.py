@@ -134,31 +134,17 @@ def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
 
 
 def _summarise_step(label: str, commits: Collection[Commit], total: int) -> Mapping[str, Any]:
+    """Rate and remaining time are by the wall time between the first start and the last end."""
+    done, images = len(commits), sum(sum(commit.states.values()) for commit in commits)
+    first = min((commit.started_at for commit in commits), default=0.0)
+    wall_s = max((commit.started_at + commit.seconds for commit in commits), default=0.0) - first
     return {
         "step": label,
-        "done": len(commits),
+        "done": done,
         "total": total,
         "seconds": round(sum(commit.seconds for commit in commits), 3),
         "bytes": sum(file.size_bytes for commit in commits for file in commit.files.values()),
         "redone": sum(commit.generation > 1 for commit in commits),
-        "images_per_s": _rate(commits),
-        "remaining_s": _remaining_s(commits, total),
+        "images_per_s": round(images / wall_s, 3) if wall_s > 0 else 0.0,
+        "remaining_s": round(wall_s / done * (total - done), 1) if 0 < done < total else 0.0,
     }
-
-
-def _wall_s(commits: Collection[Commit]) -> float:
-    if not commits:
-        return 0.0
-    ends = max(commit.started_at + commit.seconds for commit in commits)
-    return ends - min(commit.started_at for commit in commits)
-
-
-def _rate(commits: Collection[Commit]) -> float:
-    """Images per second of wall time between the first start and the last end."""
-    images, wall_s = sum(sum(commit.states.values()) for commit in commits), _wall_s(commits)
-    return round(images / wall_s, 3) if wall_s > 0 else 0.0
-
-
-def _remaining_s(commits: Collection[Commit], total: int) -> float:
-    done = len(commits)
-    return round(_wall_s(commits) / done * (total - done), 1) if 0 < done < total else 0.0

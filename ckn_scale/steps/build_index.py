@@ -37,7 +37,7 @@ from ckn_scale.storage.index_files import (
 from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder
+from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
@@ -69,16 +69,22 @@ class BuildIndex(Step):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         covered = self._read_commits(shard_id)
-        usable = pa.concat_tables(self._read_usable(commit) for commit in covered)
+        tables = (read_table(self.run.store, commit.files[VECTORS_STAGE]) for commit in covered)
+        usable = pa.concat_tables(table.filter(pc.equal(table.column("state"), "ok")) for table in tables)
         vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
         side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
         index = make_index(vectors)
         folder = self.run.index_folder(shard_id, attempt)
         written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
-        files = {"index": written.index, "table": written.table}
-        report = {"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows}
-        report["replaced"] = len(usable) - len(vectors)
-        return ShardResult(files=files, report=report)
+        return ShardResult(
+            files={"index": written.index, "table": written.table},
+            report={
+                "first_id": written.first_id,
+                "last_id": written.last_id,
+                "rows": written.rows,
+                "replaced": len(usable) - len(vectors),
+            },
+        )
 
     def _read_commits(self, shard_id: int) -> list[Commit]:
         """The records of the encoded shards that an index shard holds, and no others."""
@@ -90,10 +96,6 @@ class BuildIndex(Step):
         if number != shard_id:
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
-
-    def _read_usable(self, commit: Commit) -> pa.Table:
-        table = read_table(self.run.store, commit.files[VECTORS_STAGE])
-        return table.filter(pc.equal(table.column("state"), "ok"))
 
     def _side_columns(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> tuple[Any, ...]:
         planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
@@ -109,7 +111,7 @@ class BuildIndex(Step):
 
 
 def make_index(vectors: pa.Table) -> StoredIndex:
-    """The index of the rows of a vectors table, all of them `ok`."""
+    """The index of the rows of a vectors table, all of them `ok`; its kind is that of their encoding."""
     metadata = vectors.schema.metadata
     codec = make_codec(metadata[b"encoding"].decode(), int(metadata[b"dim"]))
     return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
@@ -117,35 +119,37 @@ def make_index(vectors: pa.Table) -> StoredIndex:
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
     """The committed index shards of the build that the committed vectors make."""
-    commits = step.log.committed()
-    return [_as_shard(number, commits[number]) for number in step.shard_ids() if number in commits]
+    committed = step.log.committed()
+    commits = {number: committed[number] for number in step.shard_ids() if number in committed}
+    return [
+        IndexShard(
+            position_of(number),
+            commit.files["index"],
+            commit.files["table"],
+            rows=commit.report["rows"],
+            first_id=commit.report["first_id"],
+            last_id=commit.report["last_id"],
+        )
+        for number, commit in commits.items()
+    ]
 
 
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
-    shards, build = list_index_shards(step), step.build
-    commits = step.log.committed()
-    replaced = sum(commits[number].report["replaced"] for number in step.shard_ids())
-    generation = read_generation(step.run)
-    dim = int(_first_vectors(step.run).schema.metadata[b"dim"])
+    run, shards, commits = step.run, list_index_shards(step), step.log.committed()
+    generation = read_generation(run)
+    encoded = run.commits(EncodeImages.name).committed()[0]
+    vectors = read_table(run.store, encoded.files[VECTORS_STAGE], columns=["image_id"])
     manifest = IndexManifest(
-        build=build,
-        dim=dim,
+        build=step.build,
+        dim=int(vectors.schema.metadata[b"dim"]),
         rows=sum(shard.rows for shard in shards),
         models=generation.models,
         shards=tuple(shards),
         kind=KINDS[step.settings.reduction.stored],
-        extra={"generation": generation.number, "replaced": replaced},
+        extra={
+            "generation": generation.number,
+            "replaced": sum(commits[number].report["replaced"] for number in step.shard_ids()),
+        },
     )
-    return write_manifest(step.run.store, step.run.index_folder(build, new_attempt()), manifest)
-
-
-def _first_vectors(run: RunFolder) -> pa.Table:
-    commit = run.commits(EncodeImages.name).get(0)
-    assert commit is not None
-    return read_table(run.store, commit.files[VECTORS_STAGE])
-
-
-def _as_shard(number: int, commit: Commit) -> IndexShard:
-    report = {name: commit.report[name] for name in ("rows", "first_id", "last_id")}
-    return IndexShard(position_of(number), commit.files["index"], commit.files["table"], **report)
+    return write_manifest(run.store, run.index_folder(step.build, new_attempt()), manifest)

@@ -99,7 +99,8 @@ class CertifyIndex(Step):
         return sorted([*draw.new_shards, *draw.older_shards])
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        queries = [(one, one.vector) for one in self._queries_for(shard_id) if one.vector is not None]
+        asked = [*self.asked, *self.taken_over] if shard_id in self.planted.draw.new_shards else self.asked
+        queries = [(one, one.vector) for one in asked if one.vector is not None]
         if not queries:
             return ShardResult(report={"before": []})
         group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
@@ -109,10 +110,6 @@ class CertifyIndex(Step):
             for (query, _), hits in zip(queries, found, strict=True)
         ]
         return ShardResult(report={"before": [row for row in before if any(row[1:])]})
-
-    def _queries_for(self, number: int) -> list[Query]:
-        is_new = number in self.planted.draw.new_shards
-        return [*self.asked, *self.taken_over] if is_new else self.asked
 
     def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
         """How many copies of the original, and how many other images, come before it in this shard."""

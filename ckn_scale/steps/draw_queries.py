@@ -41,6 +41,8 @@ class QueryOutcome:
 
 @dataclass(frozen=True)
 class Draw:
+    """What a version is asked."""
+
     asked: tuple[PlannedImage, ...]
     new: int  # of those asked, how many the current version does not hold
     in_sample: int  # of those asked, how many the models were trained on
@@ -114,6 +116,7 @@ def write_draw(run: RunFolder, draw: Draw) -> str:
 
 
 def read_draw(run: RunFolder, name: str) -> Draw:
+    """The draw of this name; CorruptData when its file has another content."""
     path = run.draw_path(name)
     data = run.store.read(path)
     if hashlib.sha256(data).hexdigest()[:16] != name:

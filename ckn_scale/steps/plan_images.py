@@ -291,6 +291,7 @@ def write_segment(
 
 
 def tabulate_refs(refs: Sequence[ImageRef], first_id: int, kept: Mapping[str, str] | None = None) -> pa.Table:
+    """Planned images, with ids from `first_id` on and the `kept` columns in their types."""
     columns = {
         "image_id": range(first_id, first_id + len(refs)),
         "uri": [ref.uri for ref in refs],
@@ -305,13 +306,8 @@ def tabulate_refs(refs: Sequence[ImageRef], first_id: int, kept: Mapping[str, st
 
 
 def _chunks(refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
-    chunk: list[ImageRef] = []
-    for ref in refs:
-        chunk.append(ref)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    rest = iter(refs)
+    while chunk := list(islice(rest, size)):
         yield chunk
 
 
@@ -367,15 +363,9 @@ def record_background(
 def draw_background(settings: Settings, source: Source) -> tuple[pa.Table, int]:
     """The images of smallest hash, and how many there are; InputError when they are too few."""
     draw, count = SampleDraw(settings.sample.seed, settings.reduction.num_images), 0
-    waiting: list[ImageRef] = []
-    for ref in _list_photographs(source):
-        waiting.append(ref)
-        if len(waiting) == _REFS_AT_ONCE:
-            draw.add(tabulate_refs(waiting, count))
-            count, waiting = count + len(waiting), []
-    if waiting:
-        draw.add(tabulate_refs(waiting, count))
-    count += len(waiting)
+    for chunk in _chunks(_list_photographs(source), _REFS_AT_ONCE):
+        draw.add(tabulate_refs(chunk, count))
+        count += len(chunk)
     if settings.reduction.method == "flatten" and count < settings.reduction.min_images:
         raise InputError(
             f"a background of {count} images teaches nothing: give at least {settings.reduction.min_images} "

@@ -18,7 +18,6 @@ from ckn_scale.core.encoder import load_descriptor
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.sampling import smallest
-from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.core.vlad import fit_codebook
 from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, WorkerSettings
@@ -49,16 +48,14 @@ class DescribePatches(ChannelPartStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         channel, part = self.part(shard_id)
-        sampled = SampledPatches(self.run, self._count(channel), self.settings.patches.size_px)
+        is_raw = self.form == "raw"
+        count = channel.projection.num_descriptors if is_raw else self.settings.vlad.num_descriptors
+        sampled = SampledPatches(self.run, count, self.settings.patches.size_px)
         patches, priorities = sampled.read_shard(part)
         described = self._describe(channel.ckn.channel, patches)
         rows = [row.tobytes() for row in described]
         table = pa.table([priorities, rows], schema=float_rows_schema(described.shape[1]))
         return ShardResult(tables={SAMPLE_DESCRIPTORS_STAGE: table})
-
-    def _count(self, channel: ChannelSpec) -> int:
-        raw = self.form == "raw"
-        return channel.projection.num_descriptors if raw else self.settings.vlad.num_descriptors
 
     def _describe(self, channel: str, patches: np.ndarray) -> np.ndarray:
         numerics = self.settings.numerics.model_dump()

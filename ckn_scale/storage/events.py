@@ -56,8 +56,13 @@ class EventLog:
 
     def read_all(self) -> list[dict[str, Any]]:
         """The events of every writer, oldest first; a torn line is passed over."""
-        texts = map_in_threads(self._read_text, self.store.list(self.prefix))
-        events = [event for text in texts for line in text.splitlines() if (event := _parse(line))]
+        texts = map_in_threads(self.store.read, self.store.list(self.prefix))
+        events = [
+            event
+            for text in texts
+            for line in text.decode(errors="replace").splitlines()
+            if (event := _parse(line))
+        ]
         return sorted(events, key=lambda event: (event["at"], event["n"]))
 
     def _is_due(self) -> bool:
@@ -83,9 +88,6 @@ class EventLog:
             return
         self._num_flushes += 1
         self.store.write_new(f"{self.prefix}/{self._writer}-{self._num_flushes:06d}.jsonl", data)
-
-    def _read_text(self, path: str) -> str:
-        return self.store.read(path).decode(errors="replace")
 
 
 def _parse(line: str) -> dict[str, Any] | None:

@@ -67,18 +67,12 @@ def sort_refs(
         raise ValueError(f"runs_at_once must be ≥ 2, got {runs_at_once}")
     with tempfile.TemporaryDirectory(prefix="ckn-scale-sort-", dir=temp_dir) as name:
         folder = Path(name)
-        runs = [
-            _write_run(folder / f"0-{i}", map(_to_row, run)) for i, run in enumerate(_cut(refs, run_rows))
-        ]
+        rest, runs = iter(refs), list[Path]()
+        while block := list(islice(rest, run_rows)):
+            block.sort(key=attrgetter("uri"))
+            runs.append(_write_run(folder / f"0-{len(runs)}", map(_to_row, block)))
         runs = _merge_down(runs, folder, runs_at_once)
         yield from map(_to_ref, _drop_repeats(_merge(runs)))
-
-
-def _cut(refs: Iterable[ImageRef], run_rows: int) -> Iterator[list[ImageRef]]:
-    rest = iter(refs)
-    while run := list(islice(rest, run_rows)):
-        run.sort(key=attrgetter("uri"))
-        yield run
 
 
 def _merge_down(runs: list[Path], folder: Path, runs_at_once: int) -> list[Path]:

@@ -46,6 +46,7 @@ def read_segments(run: RunFolder) -> list[Segment]:
 
 
 def require_segments(run: RunFolder) -> list[Segment]:
+    """The plan, in order; InputError when there is none."""
     segments = read_segments(run)
     if not segments:
         raise InputError(f"{run.url} has no plan yet: run `ckn-scale plan IMAGES RUN` first")

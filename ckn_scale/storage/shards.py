@@ -106,7 +106,8 @@ class ShardLog:
             try:
                 created = create_record(self.store, path, offered.to_body())
             except CorruptData as error:
-                offered = _after_damage(offered, str(error))
+                damaged, reason = offered.generation, offered.reason or str(error)
+                offered = replace(offered, generation=damaged + 1, supersedes=damaged, reason=reason)
                 continue
             if created.won:
                 return Commit.from_body(created.record, path), True
@@ -159,8 +160,3 @@ def find_size_mismatches(store: Store, commits: Iterable[Commit]) -> list[int]:
         for commit in commits
         if any(sizes.get(file.path) != file.size_bytes for file in commit.files.values())
     ]
-
-
-def _after_damage(offered: Commit, why: str) -> Commit:
-    damaged = offered.generation
-    return replace(offered, generation=damaged + 1, supersedes=damaged, reason=offered.reason or why)
