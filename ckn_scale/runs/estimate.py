@@ -42,7 +42,9 @@ from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import SamplePatches
-from ckn_scale.steps.train_layers import SearchRates, TrainLayer
+from ckn_scale.steps.train_descriptors import DescribePatches
+from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
+from ckn_scale.steps.train_reduction import SampleVlads
 from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.plans import PlannedImage, read_sample, read_segments
@@ -53,12 +55,8 @@ PATCHES_PER_IMAGE = 200  # that the small runs learn from
 SUBPATCHES_PER_PATCH = 10
 SGD_TIMED_S = 0.5  # for which steps are taken, per layer
 EIGEN_ROUNDS = 30  # of the subspace iteration
-SAMPLE_STEPS = (
-    "sample_patches",
-    "draw_subpatches",
-    "describe_patches",
-    "sample_vlads",
-)  # bytes that go later
+# Steps whose bytes are removed once a version is published.
+SAMPLE_STEPS = (SamplePatches.name, DrawSubpatches.name, DescribePatches.name, SampleVlads.name)
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,10 @@ class Estimate:
         return sum(cost.stored_bytes for cost in self.steps.values()) - self.sample_bytes
 
     def lines(self) -> list[str]:
-        kept = {"encode_images", "build_index", "plant_queries", "certify_index"}
+        kept = {step.name for step in (EncodeImages, BuildIndex, PlantQueries, CertifyIndex)}
         learning = sum(cost.seconds for name, cost in self.steps.items() if name not in kept)
-        encoding, building = self.steps["encode_images"].seconds, self.steps["build_index"].seconds
-        certifying = self.steps["plant_queries"].seconds + self.steps["certify_index"].seconds
+        encoding, building = (self.steps[step.name].seconds for step in (EncodeImages, BuildIndex))
+        certifying = sum(self.steps[step.name].seconds for step in (PlantQueries, CertifyIndex))
         each_ms = 1000 * encoding / max(self.num_images, 1)
         describe_s = encoding / max(self.num_images, 1) - self.prepare_s
         memory_mb = max(self.worker_memory_mb, self.reduction_memory_mb)

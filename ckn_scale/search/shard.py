@@ -75,9 +75,16 @@ class ShardGroup:
         if not self._shards:
             return [[] for _ in vectors]
         found = [shard.index.search(vectors, k, threads=self.threads) for shard in self._shards]
-        values, ids = [value for value, _ in found], [index for _, index in found]
-        similarity, image_ids = merge_topk(values, ids, k, larger_is_better=True)
-        return [self._make_hits(*row) for row in zip(similarity, image_ids, strict=True)]
+        values, found_ids = [value for value, _ in found], [index for _, index in found]
+        similarity, image_ids = merge_topk(values, found_ids, k, larger_is_better=True)
+        return [
+            [
+                self._make_hit(image_id, score)
+                for image_id, score in zip(ids.tolist(), scores.tolist(), strict=True)
+                if image_id != NO_ID
+            ]
+            for scores, ids in zip(similarity, image_ids, strict=True)
+        ]
 
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
@@ -91,10 +98,6 @@ class ShardGroup:
             return None
         position = self._shards[place].position(image_id)
         return None if position is None else (self._shards[place], position)
-
-    def _make_hits(self, similarity: np.ndarray, image_ids: np.ndarray) -> list[Hit]:
-        pairs = zip(image_ids.tolist(), similarity.tolist(), strict=True)
-        return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
 
     def _make_hit(self, image_id: int, score: float) -> Hit:
         found = self._find(image_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +71,7 @@ class BuildIndex(Step):
         tables = (read_table(self.run.store, commit.files[VECTORS_STAGE]) for commit in covered)
         usable = pa.concat_tables(table.filter(pc.equal(table.column("state"), "ok")) for table in tables)
         vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
-        side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
+        side = self._make_side_table(covered, vectors.column("image_id"))
         index = make_index(vectors)
         folder = self.run.index_folder(shard_id, attempt)
         written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
@@ -97,17 +96,18 @@ class BuildIndex(Step):
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
 
-    def _side_columns(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> tuple[Any, ...]:
+    def _make_side_table(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> pa.Table:
+        """What the index has beside the vectors of these images: URIs, thumbnails and kept columns."""
         planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
-        rows = planned.take(pc.index_in(ids, planned.column("image_id").combine_chunks()))
         thumbnails = pa.concat_tables(
             read_table(self.run.store, commit.files[THUMBNAILS_STAGE]) for commit in covered
         )
-        jpegs = thumbnails.take(pc.index_in(ids, thumbnails.column("image_id").combine_chunks())).column(
-            "jpeg"
+        rows, shown = (
+            table.take(pc.index_in(ids, table.column("image_id").combine_chunks()))
+            for table in (planned, thumbnails)
         )
         kept = rows.drop_columns(PLANNED_IMAGES.names)
-        return ids, rows.column("uri"), jpegs, kept
+        return make_side_table(ids, rows.column("uri"), shown.column("jpeg"), kept)
 
 
 def make_index(vectors: pa.Table) -> StoredIndex:

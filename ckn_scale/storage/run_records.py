@@ -235,7 +235,7 @@ class Version:
         return {**_body(self), "failures": self.failures.to_body(), "certificate": self.certificate.to_body()}
 
 
-def _body(record: Any) -> dict[str, Any]:
+def _body(record: Segment | Background | Numerics | Generation | Version) -> dict[str, Any]:
     """The fields of a record but its number, which is its name."""
     body = asdict(record)
     del body["number"]
