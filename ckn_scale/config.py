@@ -1,4 +1,4 @@
-"""Settings: *what* is computed (enters every fingerprint) apart from *how* (never changes a byte).
+"""Settings: *what* is computed (in the fingerprints of the steps it concerns) apart from *how* (in no byte).
 
 Presets are TOML files in `ckn_scale/presets`; `--config FILE` and `--set key.path=value` lie over
 them. Models are frozen and closed: a misspelt key stops the job in its first second.
@@ -155,6 +155,7 @@ def load_spare_channels() -> dict[str, ChannelSpec]:
 
 
 def parse_settings(tree: Mapping[str, Any]) -> Settings:
+    """Settings from a tree of plain values; SettingsError names the first key or value that is wrong."""
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
@@ -236,6 +237,7 @@ def _one_line(error: ValidationError) -> str:
 
 
 def parse_resources(tree: Mapping[str, Any]) -> Resources:
+    """The same for resources."""
     try:
         return Resources.model_validate(tree)
     except ValidationError as error:

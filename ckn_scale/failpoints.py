@@ -20,6 +20,7 @@ HANG_VARIABLE = "CKN_SCALE_IMAGE_HANGS"
 
 
 def hit_failpoint(place: str, step: str, shard_id: int) -> None:
+    """Die or stop here, if a test wants it at this place of this step and shard."""
     wanted = os.environ.get(SHARD_VARIABLE)
     if not wanted:
         return
@@ -29,6 +30,7 @@ def hit_failpoint(place: str, step: str, shard_id: int) -> None:
 
 
 def hit_image_failpoint(uri: str) -> None:
+    """Die or hang here, if a test wants it for this image."""
     if _is_named(KILL_VARIABLE, uri):
         os.kill(os.getpid(), signal.SIGKILL)
     while _is_named(HANG_VARIABLE, uri):

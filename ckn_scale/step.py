@@ -123,7 +123,7 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard for one worker: names only, never data."""
+    """One shard for one worker: which step of which run, and how; never its data."""
 
     step: Step
     shard_id: int
