@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -25,6 +25,9 @@ from ckn_scale.core.augmentations import render_view
 from ckn_scale.core.images import decode_image, decode_jpeg, encode_jpeg
 from ckn_scale.core.specs import ImageSpec
 from ckn_scale.errors import InputError, MissingDependency
+
+if TYPE_CHECKING:
+    from ckn_scale.runners.driver import ProgressHook
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +67,14 @@ class Answer:
         return [photo_of(hit["uri"]) == self.query.photo for hit in self.hits]
 
 
-def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None]) -> bool:
-    """Everything, in `folder`; True when each query found its own photograph first."""
-    from ckn_scale.cli.progress import ProgressLine
+def run_demo(
+    folder: Path, *, port: int, once: bool, say: Callable[[str], None], on_progress: ProgressHook
+) -> bool:
+    """Everything, in `folder`; True when each query found its own photograph first.
+
+    `say` gets the lines a user reads, `on_progress` what the steps report. With `once` it returns after
+    the queries, else it serves until a signal.
+    """
     from ckn_scale.config import Resources, load_settings
     from ckn_scale.pipeline import index_images
     from ckn_scale.serving.app import Serving, check_port, serve_run
@@ -76,14 +84,10 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     count = write_photo_set(folder / "photos")
     say(f"{count} images in {folder / 'photos'}: photographs, views of them, distractors")
     began = time.monotonic()
-    settings = load_settings(
-        "compact",
-        None,
-        ["sample.num_patches=16000"],
-    )
+    settings = load_settings("compact", None, ["sample.num_patches=16000"])
     run_url = str(folder / "run")
     report = index_images(
-        str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=ProgressLine()
+        str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=on_progress
     )
     say(f"indexed {report.states} in {time.monotonic() - began:.0f} s: version {report.version} of {run_url}")
     outcome: list[bool] = []
@@ -91,7 +95,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     def ask(serving: Serving) -> None:
         say(f"serving it at {serving.url}")
         answers = [ask_server(serving.url, query) for query in make_queries()]
-        outcome.append(tell(answers, folder / "contact_sheet.png", say))
+        outcome.append(report_answers(answers, folder / "contact_sheet.png", say))
         if not once:
             say(f"open {serving.url} in a browser and drop an image on the page (Ctrl-C ends the demo)")
 
@@ -100,7 +104,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
 
 
 def _clear(folder: Path) -> None:
-    """Away with what an earlier demo left; anything else is the user's."""
+    """Remove what an earlier demo left; anything else is the user's, and refused."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name another folder with --folder")
     others = {one.name for one in folder.iterdir()} - OWN_FILES if folder.exists() else set()
@@ -138,7 +142,7 @@ def ask_server(url: str, query: Query) -> Answer:
         return Answer(query, json.load(response)["hits"])
 
 
-def tell(answers: Sequence[Answer], sheet: Path, say: Callable[[str], None]) -> bool:
+def report_answers(answers: Sequence[Answer], sheet: Path, say: Callable[[str], None]) -> bool:
     """Print the hits, write the contact sheet; True when every first hit is right."""
     for answer in answers:
         names = "  ".join(

@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckn_scale.cli.options import (
     Accept,
-    AllowMix,
-    Append,
     Background,
-    Check,
-    Config,
-    Device,
-    DryRun,
-    GpusPerWorker,
     Images,
-    Keep,
     KeepSamples,
-    Models,
-    Override,
-    Preset,
-    Quiet,
+    PlanOptions,
     Ray,
     Run,
-    Workers,
-    announce,
-    count_states,
+    WorkerOptions,
 )
+from ckn_scale.cli.output import announce, format_states
 
 if TYPE_CHECKING:
     from ckn_scale.config import Settings
-    from ckn_scale.runners.driver import Driver
+    from ckn_scale.pipeline import IndexReport
 
 
 def index(
     images: Images,
     run: Run,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    device: Device = "auto",
-    models: Models = None,
-    background: Background = None,
-    keep: Keep = None,
-    append: Append = False,
+    planned: PlanOptions,
+    workers: WorkerOptions,
     accept: Accept = False,
-    allow_mix: AllowMix = False,
-    check: Check = False,
+    allow_mix: Annotated[
+        bool, typer.Option("--allow-mix", help="Let several kinds of CPU share the run, on record.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every file of the run; rebuild what is damaged.")
+    ] = False,
     keep_samples: KeepSamples = False,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the images and report; write nothing.")
+    ] = False,
 ) -> None:
     """List, learn, encode, build and publish: everything, resumable.
 
@@ -67,210 +49,34 @@ def index(
     ckn-scale index photos/ run/ --background other-photos/
     ckn-scale index photos/ run/ --append
     """
+    announce(f"listing {images}", quiet=workers.quiet)
+    from ckn_scale.cli.progress import ProgressDisplay
+    from ckn_scale.pipeline import index_images
+
+    resources, settings = workers.resources(), planned.resolve(run, workers.ray)
     if dry_run:
-        _tell_dry_run(images, _load_settings(preset, config, override, models), keep or [])
+        _print_dry_run(images, settings, planned.keep or [])
         return
-    announce(f"listing {images}", quiet=quiet)
-    from ckn_scale.cli.progress import ProgressLine
-    from ckn_scale.config import parse_resources
-    from ckn_scale.pipeline import index_images, resolve_settings
-
-    settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
-    report = index_images(
-        images,
-        run,
-        settings,
-        parse_resources({"workers": workers, "ray": ray, "gpus_per_worker": gpus_per_worker}),
-        keep=keep or [],
-        append=append,
-        models=models,
-        background=background or [],
-        accept=accept,
-        mix=allow_mix,
-        check_all=check,
-        keep_samples=keep_samples,
-        on_progress=ProgressLine(quiet=quiet),
-    )
-    print(f"version {report.version} of {report.run}: {count_states(report.states)}")
+    with ProgressDisplay(quiet=workers.quiet) as display:
+        report = index_images(
+            images,
+            run,
+            settings,
+            resources,
+            keep=planned.keep or [],
+            append=planned.append,
+            models=planned.models,
+            background=planned.background or [],
+            accept=accept,
+            mix=allow_mix,
+            check_all=check,
+            keep_samples=keep_samples,
+            on_progress=display.show_step,
+        )
+    _print_version(report)
 
 
-def plan(
-    images: Images,
-    run: Run,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
-    ray: Ray = None,
-    device: Device = "auto",
-    models: Models = None,
-    background: Background = None,
-    keep: Keep = None,
-    append: Append = False,
-) -> None:
-    """List the images, freeze the list, cut it into shards, and say what the run will take.
-
-    \b
-    ckn-scale plan s3://bucket/photos s3://bucket/run
-    """
-    announce(f"listing {images}")
-    from ckn_scale.errors import RunFailed
-    from ckn_scale.pipeline import resolve_settings
-    from ckn_scale.runs.estimate import estimate_run
-    from ckn_scale.steps.plan_images import plan_with_background
-    from ckn_scale.steps.record_models import adopt_models
-    from ckn_scale.storage.plans import read_segments
-
-    settings = resolve_settings(run, preset, config, override or [], device=device, ray=ray, models=models)
-    opened = plan_with_background(
-        run, settings, images, keep or [], append=append, background=background or [], models=models
-    )
-    if models is not None:
-        adopt_models(opened, models)
-    for segment in read_segments(opened):
-        print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
-    print(f"computes on {settings.numerics.device}")
-    try:
-        lines = estimate_run(opened, settings).lines()
-    except RunFailed as error:  # a few images that cannot be used say nothing about the others
-        lines = [f"what it takes cannot be told: {error}"]
-    for line in lines:
-        print(line)
-
-
-def sample(
-    run: Run,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    background: Background = None,
-    quiet: Quiet = False,
-) -> None:
-    """Draw the training patches from images chosen by hash.
-
-    \b
-    ckn-scale sample run/ --workers 4
-    """
-    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, settings):
-        from ckn_scale import pipeline
-        from ckn_scale.steps.plan_images import record_background
-
-        if background:
-            record_background(driver.run, settings, background)
-        pipeline.sample(driver)
-
-
-def train(
-    run: Run,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    quiet: Quiet = False,
-) -> None:
-    """Learn the networks, projections, words and the reduction from the sample.
-
-    \b
-    ckn-scale train run/
-    """
-    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
-        from ckn_scale import pipeline
-
-        pipeline.train(driver)
-
-
-def encode(
-    run: Run,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    quiet: Quiet = False,
-) -> None:
-    """Every planned image once: state, vector, strongest points, thumbnail.
-
-    \b
-    ckn-scale encode run/ --ray auto --workers 16
-    """
-    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
-        from ckn_scale import pipeline
-
-        pipeline.encode(driver)
-
-
-def build(
-    run: Run,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    quiet: Quiet = False,
-) -> None:
-    """Index shards of what is encoded.
-
-    \b
-    ckn-scale build run/
-    """
-    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
-        from ckn_scale import pipeline
-
-        pipeline.build(driver)
-
-
-def publish(
-    run: Run,
-    workers: Workers = 2,
-    ray: Ray = None,
-    gpus_per_worker: GpusPerWorker = 1.0,
-    accept: Accept = False,
-    keep_samples: KeepSamples = False,
-    quiet: Quiet = False,
-) -> None:
-    """Certify the build with planted queries and make it the current version.
-
-    \b
-    ckn-scale publish run/
-    """
-    with _open_driver(run, workers, ray, gpus_per_worker, quiet) as (driver, _):
-        from ckn_scale import pipeline
-
-        version = pipeline.publish(driver, accept=accept, keep_samples=keep_samples)
-    report = pipeline.summarise(driver, version)
-    print(f"version {version} of {report.run}: {count_states(report.states)}")
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (index, plan, sample, train, encode, build, publish):
-        app.command()(verb)
-
-
-@contextmanager
-def _open_driver(
-    run: str, workers: int, ray: str | None, gpus_per_worker: float, quiet: bool
-) -> Iterator[tuple[Driver, Settings]]:
-    announce(f"opening {run}", quiet=quiet)
-    from ckn_scale.cli.progress import ProgressLine
-    from ckn_scale.config import parse_resources, parse_settings
-    from ckn_scale.runners.driver import open_driver
-    from ckn_scale.storage.run_folder import RunFolder
-
-    opened = RunFolder.open(run)
-    resources = parse_resources({"workers": workers, "ray": ray, "gpus_per_worker": gpus_per_worker})
-    with open_driver(opened, resources, ProgressLine(quiet=quiet)) as driver:
-        yield driver, parse_settings(opened.settings)
-
-
-def _load_settings(
-    preset: str, config: str | None, override: list[str] | None, models: str | None
-) -> Settings:
-    from ckn_scale.config import load_settings
-
-    settings = load_settings(preset, config, override or [])
-    if models is None:
-        return settings
-    from ckn_scale.steps.record_models import settings_for_models
-
-    return settings_for_models(settings, models)
-
-
-def _tell_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
-    """What would be done, with nothing written."""
+def _print_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
     from ckn_scale.steps.plan_images import list_sorted
     from ckn_scale.storage.plans import shard_size
 
@@ -280,3 +86,110 @@ def _tell_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
     print(f"{count} images in {shards} shards; {sampled} of them would be sampled for training")
     print(f"channels: {', '.join(settings.channel_names)}; words: {settings.vlad.num_words}")
     print("nothing was written")
+
+
+def _print_version(report: IndexReport) -> None:
+    print(f"version {report.version} of {report.run}: {format_states(report.states)}")
+
+
+def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> None:
+    """List the images, freeze the list, cut it into shards, and say what the run will take.
+
+    \b
+    ckn-scale plan s3://bucket/photos s3://bucket/run
+    """
+    announce(f"listing {images}")
+    from ckn_scale.errors import RunFailed
+    from ckn_scale.runs.estimate import estimate_run
+    from ckn_scale.steps.plan_images import plan_with_background
+    from ckn_scale.steps.record_models import adopt_models
+    from ckn_scale.storage.plans import read_segments
+
+    settings = planned.resolve(run, ray)
+    opened = plan_with_background(
+        run,
+        settings,
+        images,
+        planned.keep or [],
+        append=planned.append,
+        background=planned.background or [],
+        models=planned.models,
+    )
+    if planned.models is not None:
+        adopt_models(opened, planned.models)
+    for segment in read_segments(opened):
+        print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
+    print(f"computes on {settings.numerics.device}")
+    try:
+        lines = estimate_run(opened, settings).lines()
+    except RunFailed as error:  # a few images that cannot be used say nothing about the others
+        lines = [f"what it takes cannot be estimated: {error}"]
+    for line in lines:
+        print(line)
+
+
+def sample(run: Run, workers: WorkerOptions, background: Background = None) -> None:
+    """Draw the training patches from images chosen by hash.
+
+    \b
+    ckn-scale sample run/ --workers 4
+    """
+    with workers.open_driver(run) as driver:
+        from ckn_scale import pipeline
+        from ckn_scale.config import parse_settings
+        from ckn_scale.steps.plan_images import record_background
+
+        if background:
+            record_background(driver.run, parse_settings(driver.run.settings), background)
+        pipeline.sample(driver)
+
+
+def train(run: Run, workers: WorkerOptions) -> None:
+    """Learn the networks, projections, words and the reduction from the sample.
+
+    \b
+    ckn-scale train run/
+    """
+    with workers.open_driver(run) as driver:
+        from ckn_scale import pipeline
+
+        pipeline.train(driver)
+
+
+def encode(run: Run, workers: WorkerOptions) -> None:
+    """Every planned image once: state, vector, strongest points, thumbnail.
+
+    \b
+    ckn-scale encode run/ --ray auto --workers 16
+    """
+    with workers.open_driver(run) as driver:
+        from ckn_scale import pipeline
+
+        pipeline.encode(driver)
+
+
+def build(run: Run, workers: WorkerOptions) -> None:
+    """Index shards of what is encoded.
+
+    \b
+    ckn-scale build run/
+    """
+    with workers.open_driver(run) as driver:
+        from ckn_scale import pipeline
+
+        pipeline.build(driver)
+
+
+def publish(
+    run: Run, workers: WorkerOptions, accept: Accept = False, keep_samples: KeepSamples = False
+) -> None:
+    """Certify the build with planted queries and make it the current version.
+
+    \b
+    ckn-scale publish run/
+    """
+    with workers.open_driver(run) as driver:
+        from ckn_scale import pipeline
+
+        version = pipeline.publish(driver, accept=accept, keep_samples=keep_samples)
+    _print_version(pipeline.summarise(driver, version))

@@ -1,20 +1,18 @@
-"""Verbs that answer: search from the shell, serve over HTTP, and the demo."""
+"""`ckn-scale search`: queries from the shell."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckn_scale.cli.options import AsJson, Run, announce, print_json
+from ckn_scale.cli.options import AsJson, Run
+from ckn_scale.cli.output import announce, print_json
 from ckn_scale.errors import ImageRejected, InputError
 
 if TYPE_CHECKING:
     from ckn_scale.search.engine import Index
-
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Where HTTP is answered.")]
 
 
 def search(
@@ -48,65 +46,6 @@ def search(
         _print_results(results)
     if any("error" in result for result in results):
         raise typer.Exit(1)
-
-
-def serve(
-    run: Run,
-    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback with keys.")] = "127.0.0.1",
-    port: Port = 8000,
-    shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="auto: the cluster this runs in; else an own Ray.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with one API key per line.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
-) -> None:
-    """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz.
-
-    \b
-    ckn-scale serve run/
-    ckn-scale serve s3://bucket/run --ray auto --host 0.0.0.0 --api-key-file keys.txt
-    """
-    announce(f"opening {run}")
-    from ckn_scale.serving.app import Serving, serve_run
-
-    def tell(serving: Serving) -> None:
-        print(f"serving version {serving.version} of {run} at {serving.url}  (Ctrl-C ends it)", flush=True)
-        if serving.api_key is not None:
-            print(f"API key, made for this call: {serving.api_key}", flush=True)
-
-    serve_run(
-        run,
-        host=host,
-        port=port,
-        shard_groups=shard_groups,
-        ray_address=ray,
-        api_keys=_read_keys(api_key_file),
-        insecure=insecure,
-        on_ready=tell,
-    )
-
-
-def demo(
-    folder: Annotated[
-        Path, typer.Option(help="Where it works; what an earlier demo left there is removed.")
-    ] = Path("demo-out"),
-    port: Port = 8000,
-    once: Annotated[bool, typer.Option("--once", help="End by itself after the queries.")] = False,
-) -> None:
-    """Index, serve and query a small photo set: the whole path, with a page to try at the end.
-
-    \b
-    ckn-scale demo --once
-    """
-    announce(f"making the photo set in {folder}")
-    from ckn_scale.demo import run_demo
-
-    if not run_demo(folder, port=port, once=once, say=lambda line: print(line, flush=True)):
-        raise typer.Exit(1)
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (search, serve, demo):
-        app.command()(verb)
 
 
 def _parse_box(text: str, num_images: int) -> list[float]:
@@ -147,15 +86,3 @@ def _print_results(results: list[dict[str, Any]]) -> None:
         for hit in result["hits"]:
             kept = "".join(f"  {name}={value}" for name, value in hit["columns"].items() if value is not None)
             print(f"  {hit['score']:.4f}  {hit['uri']}{kept}")
-
-
-def _read_keys(path: Path | None) -> list[str]:
-    if path is None:
-        return []
-    try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise InputError(f"cannot read the keys in {path}: {error.strerror}") from None
-    if not keys:
-        raise InputError(f"{path} holds no key")
-    return keys

@@ -1,4 +1,4 @@
-"""Verbs that look at a run, and two that tend it: failures --retry, gc."""
+"""Verbs about an existing run: how far it is, what failed, its digests, its garbage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ckn_scale.cli.options import AsJson, Quiet, Ray, Run, Workers, count_states, print_json
+from ckn_scale.cli.options import AsJson, Run, WorkerOptions
+from ckn_scale.cli.output import format_states, print_json
 from ckn_scale.errors import InputError
 
 
@@ -18,7 +19,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
     ckn-scale status run/
     ckn-scale status s3://bucket/run --json
     """
-    from ckn_scale.cli.progress import title_of
+    from ckn_scale.cli.progress import format_title
+    from ckn_scale.evaluate.report import format_table
     from ckn_scale.runs.status import summarise_run
     from ckn_scale.storage.run_folder import RunFolder
 
@@ -26,17 +28,24 @@ def status(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print_json(summary)
         return
-    for step in summary["steps"]:
-        if step["total"]:
-            line = f"{title_of(step['step']):<27}{step['done']:>6}/{step['total']} shards"
-            line += f"  {step['seconds']:.1f} s of work  {step['bytes'] / 1e6:.1f} MB"
-            line += f"  {step['images_per_s']:.1f} images/s" if step["images_per_s"] else ""
-            line += f"  about {step['remaining_s']:.0f} s left" if step["remaining_s"] else ""
-            print(line)
+    rows = [
+        [
+            format_title(step["step"]),
+            f"{step['done']}/{step['total']}",
+            f"{step['seconds']:.1f} s",
+            f"{step['bytes'] / 1e6:.1f} MB",
+            f"{step['images_per_s']:.1f}" if step["images_per_s"] else "",
+            f"about {step['remaining_s']:.0f} s" if step["remaining_s"] else "",
+        ]
+        for step in summary["steps"]
+        if step["total"]
+    ]
+    if rows:
+        print(format_table(["step", "shards", "work", "written", "images/s", "left"], rows))
     for what in summary["damaged"]:
         print(f"damaged: {what}")
     images = summary["images"]
-    print(f"{images['planned']} images planned: {count_states(images['states'])}")
+    print(f"{images['planned']} images planned: {format_states(images['states'])}")
     for line in _compare_estimate(summary):
         print(line)
     if summary["version"] is None:
@@ -98,14 +107,13 @@ def digest(run: Run, as_json: AsJson = False) -> None:
 
 def failures(
     run: Run,
+    *,
     reason: Annotated[
         str | None, typer.Option(help="Only this state: corrupt, truncated, missing, …")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Encode their shards once more.")] = False,
-    workers: Workers = 2,
-    ray: Ray = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
+    workers: WorkerOptions,
 ) -> None:
     """Every image that could not be used, with its state and reason; or try them again.
 
@@ -113,33 +121,20 @@ def failures(
     ckn-scale failures run/ --reason missing
     ckn-scale failures run/ --reason missing --retry && ckn-scale publish run/
     """
-    from ckn_scale.runs.status import list_failures
+    from ckn_scale.runs.status import list_failures, shards_with_failures
     from ckn_scale.schemas import IMAGE_STATES
     from ckn_scale.storage.run_folder import RunFolder
 
     if reason is not None and reason not in IMAGE_STATES:
         raise InputError(f"no state named {reason!r}; there are: {', '.join(IMAGE_STATES)}")
-    if retry:
-        _retry_failures(run, reason, workers, ray, quiet)
+    shards = shards_with_failures(RunFolder.open(run), reason) if retry else []
+    if shards:
+        with workers.open_driver(run) as driver:
+            from ckn_scale.steps.encode_images import EncodeImages
+
+            driver.rerun_shards(EncodeImages(driver.run), shards, f"retry of {reason or 'failures'}")
     for row in list_failures(RunFolder.open(run), reason):
         print(json.dumps(row) if as_json else f"{row['state']:<12} {row['uri']}  ({row['reason']})")
-
-
-def _retry_failures(run: str, reason: str | None, workers: int, ray: str | None, quiet: bool) -> None:
-    from ckn_scale.cli.progress import ProgressLine
-    from ckn_scale.config import parse_resources
-    from ckn_scale.runners.driver import open_driver
-    from ckn_scale.runs.status import shards_with_failures
-    from ckn_scale.steps.encode_images import EncodeImages
-    from ckn_scale.storage.run_folder import RunFolder
-
-    opened = RunFolder.open(run)
-    shards = shards_with_failures(opened, reason)
-    if not shards:
-        return
-    resources = parse_resources({"workers": workers, "ray": ray})
-    with open_driver(opened, resources, ProgressLine(quiet=quiet)) as driver:
-        driver.rerun_shards(EncodeImages(opened), shards, f"retry of {reason or 'failures'}")
 
 
 def gc(
@@ -167,8 +162,3 @@ def gc(
     if not dry_run:
         remove_files(opened, garbage)
     print(f"{len(garbage)} files {'would be' if dry_run else 'were'} removed")
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (status, digest, failures, gc):
-        app.command()(verb)
