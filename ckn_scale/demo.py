@@ -110,7 +110,7 @@ def _clear(folder: Path) -> None:
     others = {one.name for one in folder.iterdir()} - OWN_FILES if folder.exists() else set()
     if others:
         raise InputError(
-            f"{folder} holds {sorted(others)[0]}, which no demo made: name another folder with --folder"
+            f"{folder} holds {sorted(others)[0]}, which is not of a demo: name another folder with --folder"
         )
     if folder.exists():
         shutil.rmtree(folder)

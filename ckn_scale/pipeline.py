@@ -80,11 +80,7 @@ def index_images(
     workers on several kinds of CPU share the run, on record.
     """
     resources = resources or Resources()
-    run = plan_with_background(
-        run_url, settings, source, keep, append=append, background=background, models=models
-    )
-    if models is not None:
-        adopt_models(run, models)
+    run = plan(source, run_url, settings, keep=keep, append=append, models=models, background=background)
     if mix:
         allow_mix(run)
     with open_driver(run, resources, on_progress) as driver:
@@ -128,6 +124,25 @@ def resolve_settings(
             "descriptors are compared within one kind of device; leave --device out, or learn models there"
         )
     return settled
+
+
+def plan(
+    source: Source,
+    run_url: str,
+    settings: Settings,
+    *,
+    keep: Sequence[str] = (),
+    append: bool = False,
+    models: str | None = None,
+    background: Source = (),
+) -> RunFolder:
+    """List the images once, freeze the list, cut it into shards; with `models`, take over another run's."""
+    run = plan_with_background(
+        run_url, settings, source, keep, append=append, background=background, models=models
+    )
+    if models is not None:
+        adopt_models(run, models)
+    return run
 
 
 def sample(driver: Driver) -> None:

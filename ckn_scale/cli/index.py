@@ -99,24 +99,21 @@ def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> Non
     ckn-scale plan s3://bucket/photos s3://bucket/run
     """
     announce(f"listing {images}")
+    from ckn_scale import pipeline
     from ckn_scale.errors import RunFailed
     from ckn_scale.runs.estimate import estimate_run
-    from ckn_scale.steps.plan_images import plan_with_background
-    from ckn_scale.steps.record_models import adopt_models
     from ckn_scale.storage.plans import read_segments
 
     settings = planned.resolve(run, ray)
-    opened = plan_with_background(
+    opened = pipeline.plan(
+        images,
         run,
         settings,
-        images,
-        planned.keep or [],
+        keep=planned.keep or [],
         append=planned.append,
-        background=planned.background or [],
         models=planned.models,
+        background=planned.background or [],
     )
-    if planned.models is not None:
-        adopt_models(opened, planned.models)
     for segment in read_segments(opened):
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
     print(f"computes on {settings.numerics.device}")

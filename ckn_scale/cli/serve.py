@@ -37,7 +37,7 @@ def serve(
     def report(serving: Serving) -> None:
         print(f"serving version {serving.version} of {run} at {serving.url}  (Ctrl-C ends it)", flush=True)
         if serving.api_key is not None:
-            print(f"API key, made for this call: {serving.api_key}", flush=True)
+            print(f"API key, generated for this call: {serving.api_key}", flush=True)
 
     serve_run(
         run,

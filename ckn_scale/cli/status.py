@@ -69,7 +69,7 @@ def _describe_coverage(certificate: dict[str, Any]) -> str:
     return (
         f"{certificate['everywhere']} of the queries were asked of all {certificate['rows']} rows of the "
         f"index ({certificate['everywhere_first']} came back first), {others} of a part, at least "
-        f"{certificate['fewest_rows']} rows: an image of the rest may stand before their originals"
+        f"{certificate['fewest_rows']} rows: an image of the rest may rank before their originals"
     )
 
 
@@ -141,7 +141,7 @@ def gc(
     run: Run,
     grace_h: Annotated[float, typer.Option(min=0, help="Younger files are left alone.")] = 24.0,
     samples: Annotated[
-        bool, typer.Option("--samples", help="The training sample too, once the models stand.")
+        bool, typer.Option("--samples", help="The training sample too, once the models are learned.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
 ) -> None:

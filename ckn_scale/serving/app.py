@@ -93,7 +93,7 @@ def resolve_access(
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for a Serve config file (`import_path: ckn_scale.serving.app:build_app`).
 
-    `args` are fields of ServeSettings. Keys come from $CKN_SCALE_API_KEYS, so that they stand in no file.
+    `args` are fields of ServeSettings. Keys come from $CKN_SCALE_API_KEYS, so that no file holds them.
     """
     from ckn_scale.serving.deployments import bind_application
 
@@ -102,7 +102,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     if settings.require_keys and not keys:
         raise InputError(
             f"serving needs keys: set ${API_KEYS_VARIABLE} (comma-separated), or `require_keys: false` "
-            "in the application's args where something in front checks who asks"
+            "in the application's args where a gateway checks who asks"
         )
     return bind_application(settings)
 
@@ -183,7 +183,7 @@ def _check_application_is_new() -> None:
     if APPLICATION in serve.status().applications:
         raise InputError(
             f"this cluster serves an application {APPLICATION!r} already; "
-            f"`serve shutdown` ends it, a Serve config changes it"
+            f"`serve shutdown` ends it, a Serve config updates it"
         )
 
 

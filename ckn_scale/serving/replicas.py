@@ -133,7 +133,7 @@ def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVer
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether a replica holds a version; `replica` tells it from its siblings."""
+    """Whether a replica holds a version; `replica` is its name among its siblings."""
 
     replica: str
     ready: bool
