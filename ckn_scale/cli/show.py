@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -109,7 +110,7 @@ def matches(
     from ckn_scale.core.patches import extract_patches
     from ckn_scale.evaluate.pictures.figures import draw_matches, match_images
 
-    describe = fit_descriptor(descriptor, settings, train_images, [first, second])
+    describe = fit_descriptor(descriptor, options, settings, train_images, [first, second])
     images, found, rows = [], [], []
     for path in (first, second):
         pixels, points_found = detect(path, settings)
@@ -141,7 +142,7 @@ def filters(
     out, settings = prepare_picture(options, "filters", None)
     from ckn_scale.evaluate.pictures.figures import draw_filters
 
-    keyed = fit_members(f"ckn-{channel}", settings, train_images, [])[0]
+    keyed = fit_members(f"ckn-{channel}", options, settings, train_images, [])[0]
     ckn: Any = keyed.descriptor
     count = len(ckn.ckn.layers[0].weights)
     caption = f"CKN-{channel}: {count} filters of the first layer, learned on {train_images.name}"
@@ -195,7 +196,7 @@ def robustness(
     names = [name.strip() for name in descriptors.split(",") if name.strip()]
     curves: dict[str, dict[str, np.ndarray]] = {one.title: {} for one in DISTURBANCES}
     for name in names:
-        describe = fit_descriptor(name, settings, train_images, [image])
+        describe = fit_descriptor(name, options, settings, train_images, [image])
         for one in DISTURBANCES:
             curves[one.title][name] = measure_robustness(pixels, found, describe, settings.patches, one)
     caption = (
@@ -238,16 +239,15 @@ def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarra
 
 
 def fit_members(
-    name: str, settings: Settings, train_images: Path | None, shown: list[Path]
+    name: str, options: PictureOptions, settings: Settings, train_images: Path | None, shown: list[Path]
 ) -> list[KeyedDescriptor]:
     """The descriptors that a name stands for, learned on the training images or on those shown."""
-    from ckn_scale.config import load_settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import fit_member, parse_requests
     from ckn_scale.evaluate.regions import RegionReader
     from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 
-    requests = parse_requests(name, lambda preset: settings if preset is None else load_settings(preset))
+    requests = parse_requests(name, lambda preset: options.load(preset=preset) if preset else settings)
     if len(requests) != 1:
         raise InputError(f"one descriptor is wanted, got {name!r}")
     paths = shown if train_images is None else find_images(train_images)
@@ -261,11 +261,13 @@ def fit_members(
         ]
 
 
-def fit_descriptor(name: str, settings: Settings, train_images: Path | None, shown: list[Path]) -> Any:
-    """A function from patches to rows."""
+def fit_descriptor(
+    name: str, options: PictureOptions, settings: Settings, train_images: Path | None, shown: list[Path]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from patches to their descriptors, one row each."""
     import numpy as np
 
-    fitted = fit_members(name, settings, train_images, shown)
+    fitted = fit_members(name, options, settings, train_images, shown)
 
     def describe(patches: np.ndarray) -> np.ndarray:
         return np.concatenate([one.descriptor.describe(patches) for one in fitted], axis=1)
