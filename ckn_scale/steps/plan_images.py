@@ -60,7 +60,6 @@ SOURCES_SHOWN = 3
 _FRESH_START = "or if the first list was wrong, use another run folder or remove this one"
 _REFS_AT_ONCE = 4096
 
-
 Source: TypeAlias = "str | Sequence[str]"
 
 

@@ -18,7 +18,8 @@ queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parq
 commits/<step>/00012.1.json                       shard 12 of a step, generation 1
 events/…  nonces/…                                for people; for the handshake with workers
 
-Numbers and generations of records are given by `records.py` and `shards.py`, in the folders named here.
+Numbers and generations of records are given by `records.py` and `shards.py`, in the folders named here;
+`self-test/` is there while `store.py` tries what a store can do.
 """
 
 from __future__ import annotations
