@@ -33,8 +33,9 @@ def hit_image_failpoint(uri: str) -> None:
     """Die or hang here, if a test wants it for this image."""
     if _is_named(KILL_VARIABLE, uri):
         os.kill(os.getpid(), signal.SIGKILL)
-    while _is_named(HANG_VARIABLE, uri):
-        time.sleep(1)
+    if _is_named(HANG_VARIABLE, uri):
+        while True:  # also when the test is over: Python's end aborts in a thread that decodes
+            time.sleep(1)
 
 
 def _is_named(variable: str, uri: str) -> bool:

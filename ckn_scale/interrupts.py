@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -123,11 +124,17 @@ def was_interrupted() -> bool:
     return _interrupted.is_set()
 
 
-def end_interrupted() -> NoReturn:
-    """The process ends in order, but for threads inside of native code: Python's own end aborts in them."""
+def end_process(exit_code: int) -> NoReturn:
+    """End in order, but for threads inside native code, such as the one of an image that is overdue.
+
+    Python's own end makes a thread that comes back from OpenCV abort the process, with exit code 134.
+    """
     _kill_children()
     atexit._run_exitfuncs()  # Ray ends in there what an interrupted ray.init has started
-    os._exit(EXIT_CODE)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _shut_down() -> NoReturn:
