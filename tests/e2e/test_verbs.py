@@ -8,8 +8,9 @@ import shutil
 
 import numpy as np
 import pytest
-from photo_runs import digests_of, index_here, parse, read_commits, tiny_options
+from photo_runs import OVERRIDES, digests_of, index_here, parse, read_commits, tiny_options
 
+import ckn_scale
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.storage.run_folder import RunFolder
@@ -171,13 +172,26 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
     assert status["version"] == 2
 
 
-def test_samples_go_once_published_unless_they_are_kept(photos, tmp_path, reference_digests):
-    run = tmp_path / "run"
-    index_here(photos, run, keep_samples=True)
-    assert {"images", "patches", "subpatches", "descriptors"} <= _sampled(run)
-    index_here(photos, run)  # finds all done
-    assert digests_of(run) == reference_digests
-    assert _sampled(run) == {"images"}
+@pytest.mark.parametrize("door", ["python", "index", "publish"])
+def test_samples_go_once_published_unless_they_are_kept(
+    photos, own_run, reference_digests, command_line, door
+):
+    """Each call finds all done, and leaves or removes what is left of the sample."""
+
+    def call(**keep):
+        if door == "python":
+            ckn_scale.index(photos, own_run, preset="tiny", overrides=OVERRIDES, workers=0, **keep)
+            return
+        named = [photos, own_run, *tiny_options()] if door == "index" else [own_run]
+        options = ["--workers", "0", "--quiet", *(["--keep-samples"] if keep else [])]
+        result = command_line(door, *named, *options)
+        assert result.returncode == 0, result.stderr
+
+    call(keep_samples=True)
+    assert {"images", "patches", "subpatches", "descriptors"} <= _sampled(own_run)
+    call()
+    assert _sampled(own_run) == {"images"}
+    assert digests_of(own_run) == reference_digests
 
 
 def _sampled(run):

@@ -89,6 +89,24 @@ def test_gpu_that_torch_does_not_see_is_refused_by_name(cluster, photos, tmp_pat
     assert "torch sees no GPU in this process (CUDA_VISIBLE_DEVICES=0)" in result.stderr
 
 
+def test_cluster_of_our_own_has_a_core_for_each_thread_and_workers_hold_them(photos, user_env, tmp_path):
+    code = (
+        "import sys, ray\nfrom photo_runs import wait_for\n"
+        "from ckn_scale.config import Resources, load_settings\n"
+        "from ckn_scale.pipeline import open_driver\n"
+        "from ckn_scale.steps.plan_images import plan_images\n"
+        "photos, run = sys.argv[1:]\n"
+        "planned = plan_images(run, load_settings('tiny', None, ['numerics.threads=2']), photos)\n"
+        "with open_driver(planned, Resources(workers=2, ray='local'), print) as driver:\n"
+        "    print(driver.executor.free, ray.cluster_resources()['CPU'])\n"
+        "    wait_for(lambda: not ray.available_resources().get('CPU'), 'all cores are held', timeout_s=20)\n"
+    )
+    command = [sys.executable, "-c", code, str(photos), str(tmp_path / "run")]
+    result = subprocess.run(command, env=user_env, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["2", "4.0"]
+
+
 def test_device_is_settled_by_what_is_named_then_by_the_run_then_by_torch(reference, tmp_path):
     def device(run, *overrides, **named):
         return resolve_settings(str(run), "tiny", None, overrides, **named).numerics.device
