@@ -194,6 +194,20 @@ def test_samples_go_once_published_unless_they_are_kept(
     assert digests_of(own_run) == reference_digests
 
 
+@pytest.mark.parametrize("door", ["python", "index", "plan"])
+def test_device_that_is_named_wins_over_the_settings(photos, own_run, reference_digests, command_line, door):
+    """The run computes on the CPU, so that cuda would be refused."""
+    if door == "python":
+        overrides = [*OVERRIDES, "numerics.device=cuda"]
+        ckn_scale.index(photos, own_run, preset="tiny", overrides=overrides, workers=0, device="cpu")
+    else:
+        options = [*tiny_options(), "--set", "numerics.device=cuda", "--device", "cpu"]
+        workers = ["--workers", "0"] if door == "index" else []
+        result = command_line(door, photos, own_run, *options, *workers)
+        assert result.returncode == 0, result.stderr
+    assert digests_of(own_run) == reference_digests
+
+
 def _sampled(run):
     """What is left of the sample."""
     return {path.parent.name for path in (run / "samples").rglob("*.parquet")}
