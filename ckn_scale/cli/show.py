@@ -190,8 +190,10 @@ def robustness(
     ckn-scale show robustness photo.jpg --train-images photos/
     """
     out, settings = prepare_picture(options, "robustness", points)
+    from ckn_scale.evaluate.pictures.chart import require_matplotlib
     from ckn_scale.evaluate.pictures.robustness import DISTURBANCES, draw_robustness, measure_robustness
 
+    require_matplotlib()  # before the descriptors are learned
     pixels, found = detect(image, settings)
     names = [name.strip() for name in descriptors.split(",") if name.strip()]
     curves: dict[str, dict[str, np.ndarray]] = {one.title: {} for one in DISTURBANCES}
