@@ -100,14 +100,14 @@ def describe_set(
         settings,
         train,
         ContentCache(arguments.cache, 16 << 30),
-        tell,
+        report_progress,
         seeds=[seed],
         intra_choices=[True],
         workers=arguments.workers,
         reduction_images=others,
     )
     place = Place(settings.patches.region, None)
-    training = TrainingPatches(train, table.reader, tell)
+    training = TrainingPatches(train, table.reader, report_progress)
     members = [table.compare(member, place, training) for member in requests[0].members]
     vlads = table.mix_vlads(members, images.images, place, seed, True)
     files = [ImageFile(path) for path in others]
@@ -239,7 +239,7 @@ def fit_pq(learned: np.ndarray, size: int) -> Store:
     return lambda rows: quantiser.decode(quantiser.compute_codes(np.ascontiguousarray(rows)))
 
 
-def tell(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     if done == total:
         print(f"  {what}: {total}", flush=True)
 

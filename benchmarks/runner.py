@@ -6,7 +6,7 @@ Only the encode step is timed, in its steady state: from the moment when every w
 shard until the first worker has finished its last one. Start-up (processes, imports, models) is apart.
 Every worker computes on one thread; the loop is held to one core, because its threads that read ahead
 would otherwise use the second one. The rates hold on a quiet machine only; the CPU time that an image
-costs, in all processes together, is told as well, and says what the rates would be.
+costs, in all processes together, is reported as well, and says what the rates would be.
 
 Without --images, views of scikit-image's photographs are rendered.
 """

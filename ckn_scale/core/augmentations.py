@@ -32,7 +32,8 @@ def crop(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     crop_height, crop_width = max(int(height * share_y), 1), max(int(width * share_x), 1)
     top = int(rng.integers(height - crop_height + 1))
     left = int(rng.integers(width - crop_width + 1))
-    return image[top : top + crop_height, left : left + crop_width].copy()
+    window: np.ndarray = image[top : top + crop_height, left : left + crop_width].copy()
+    return window
 
 
 def turn(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

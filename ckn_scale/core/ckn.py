@@ -68,6 +68,7 @@ def pad_batches(rows: np.ndarray, batch_size: int) -> Iterator[tuple[int, np.nda
 
 
 def check_patches(patches: np.ndarray, ckn: Ckn) -> None:
+    """ValueError unless patches are uint8 (N, S, S, 3), or for grad (N, S, S), of the size of the CKN."""
     side, channel = ckn.patch_size_px, ckn.spec.channel
     shapes = [(side, side, 3), (side, side)] if channel == "grad" else [(side, side, 3)]
     if patches.dtype != np.uint8 or patches.shape[1:] not in shapes:
@@ -194,7 +195,7 @@ class FirstLayer:
         filters = self.weights.T.expand(len(subpatches), -1, -1)
         positions = self.features[:, :, : self.inputs.count].mT
         torch.bmm(positions, filters, out=self.responses).exp2_()
-        return self.pooling(self.responses.unflatten(1, (self.side, self.side)), apply_factor)
+        return self.pooling(self.responses.view(-1, self.side, self.side, len(self.weights)), apply_factor)
 
 
 class DeepLayer:
@@ -252,7 +253,8 @@ def sum_squares(maps: Tensor, kernel: int) -> Tensor:
     """‖sub-patch‖² (B, m, m) of maps (B, n, n, c): sums, so exactly zero where all is zero."""
     squares = torch.linalg.vector_norm(maps, dim=-1, dtype=torch.float32).square_()
     rows = squares.unfold(1, kernel, 1).sum(-1)
-    return rows.unfold(2, kernel, 1).sum(-1)
+    sums: Tensor = rows.unfold(2, kernel, 1).sum(-1)
+    return sums
 
 
 def invert_norms(squared_norms: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class InputSubpatches:
             self.basis = self.whitener.basis
             return
         self.subpatches = torch.zeros(group, self.kernel**2 * channels, self.padded, device=device)
-        self.grid = self.subpatches[:, :, : self.count].unflatten(2, (side, side))
+        self.grid = self.subpatches[:, :, : self.count].view(group, -1, side, side)
         self.gradients = torch.empty(group, 2, patch_size_px, patch_size_px, device=device)
 
     def __call__(self, patches: np.ndarray) -> Tensor:
@@ -160,8 +160,7 @@ class Whitener:
 
     def _as_grid(self, rows: Tensor) -> Tensor:
         """(B, 3n, padded) → a view (B, n, 3, side, side)."""
-        grid = rows[:, :, : self.side**2].unflatten(2, (self.side, self.side))
-        return grid.unflatten(1, (-1, 3))
+        return rows[:, :, : self.side**2].view(len(rows), -1, 3, self.side, self.side)
 
 
 def opposite_basis(num_pixels: int) -> np.ndarray:
@@ -185,7 +184,7 @@ def mix_sums(num_pixels: int) -> np.ndarray:
     For pixels that were divided by √2: then differences need no factor at all.
     """
     half = num_pixels // 2
-    mixing = np.sqrt(2) * opposite_basis(num_pixels)[3 * half :, : 3 * (num_pixels - half)]
+    mixing: np.ndarray = np.sqrt(2) * opposite_basis(num_pixels)[3 * half :, : 3 * (num_pixels - half)]
     return mixing.astype(np.float32)
 
 
@@ -195,4 +194,5 @@ def half_whitening(covariance: Tensor) -> Tensor:
     largest = values[:, -1:]
     kept = (values > _RELATIVE_FLOOR * largest) & (largest > _CONSTANT_VARIANCE)
     scales = values.clamp_(min=1e-30).pow_(-0.25).masked_fill_(~kept, 0)
-    return (vectors * scales[:, None, :]) @ vectors.mT
+    whitening: Tensor = (vectors * scales[:, None, :]) @ vectors.mT
+    return whitening

@@ -36,16 +36,20 @@ class CknLayer:
 
 @dataclass(frozen=True)
 class Ckn:
+    """A network: its settings and, layer by layer, its arrays; while it is trained, the layers so far."""
+
     spec: CknSpec
     patch_size_px: int
     layers: tuple[CknLayer, ...]
 
     @property
     def dim(self) -> int:
+        """Numbers of a descriptor before its projection."""
         side = layer_sides(self.spec, self.patch_size_px)[-1][1]
         return side * side * self.spec.layers[-1].num_filters
 
     def to_part(self) -> ModelPart:
+        """Arrays `layer<i>.weights`, `.bias` and, if any, `.factor`; settings and alphas as metadata."""
         arrays: dict[str, np.ndarray] = {}
         for index, layer in enumerate(self.layers):
             arrays[f"layer{index}.weights"] = layer.weights
@@ -58,6 +62,7 @@ class Ckn:
 
     @classmethod
     def from_part(cls, part: ModelPart) -> Ckn:
+        """What `to_part` gave; ValueError when arrays are missing or their shapes do not fit the settings."""
         arrays, metadata = part
         spec = ckn_spec_from_dict(metadata["spec"])
         ckn = cls(spec, int(metadata["patch_size_px"]), tuple(_read_layers(spec, arrays, metadata["alphas"])))
@@ -92,6 +97,7 @@ def _check_layers(ckn: Ckn) -> None:
 
 
 def ckn_spec_from_dict(settings: Mapping[str, Any]) -> CknSpec:
+    """The spec whose `asdict` this is."""
     layers = tuple(LayerSpec(**layer) for layer in settings["layers"])
     return CknSpec(**{**settings, "layers": layers})
 
@@ -103,6 +109,7 @@ def truncate_spec(spec: CknSpec, num_layers: int) -> CknSpec:
 
 
 def subpatch_dim(spec: CknSpec, index: int) -> int:
+    """Numbers of one sub-patch as layer `index` sees it: pixels × channels."""
     channels = spec.layers[index - 1].num_filters if index else INPUT_CHANNELS[spec.channel]
     return spec.layers[index].patch_px ** 2 * channels
 
@@ -187,7 +194,8 @@ def input_window(spec: CknSpec, patch_size_px: int) -> np.ndarray | None:
 def window_weights(side: int, patch_size_px: int, window_sigma: float) -> np.ndarray:
     """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the patch's side."""
     distances = np.arange(side) - (side - 1) / 2
-    return np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
+    weights: np.ndarray = np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
+    return weights
 
 
 def orientation_layer(spec: LayerSpec) -> CknLayer:

@@ -35,7 +35,7 @@ def train_ckn(patches: np.ndarray, spec: CknSpec, training: CknTrainingSpec, *, 
         raise ValueError("train_ckn needs patches, got none")
     ids = smallest(hash_priorities(training.seed, np.arange(len(patches))), training.num_patches)
     ids.sort()
-    per_patch = -(-training.num_subpatches // len(ids))
+    per_patch = subpatches_per_patch(training, len(ids))
     while len(ckn.layers) < len(spec.layers):
         drawn = draw_subpatches(ckn, spec, patches[ids], ids, per_patch, seed=training.seed, device=device)
         sample = Subpatches.merge([drawn], training.num_subpatches)
@@ -43,10 +43,15 @@ def train_ckn(patches: np.ndarray, spec: CknSpec, training: CknTrainingSpec, *, 
     return ckn
 
 
+def subpatches_per_patch(training: CknTrainingSpec, num_patches: int) -> int:
+    """How many sub-patches are drawn from each of `num_patches`, so that together they are enough."""
+    return -(-training.num_subpatches // num_patches)
+
+
 def start_ckn(spec: CknSpec, patch_size_px: int) -> Ckn:
     """A CKN without learned layers: for `grad` the fixed orientation layer, else none."""
     layer_sides(spec, patch_size_px)
-    fixed = (orientation_layer(spec.layers[0]),) if spec.channel == "grad" else ()
+    fixed = (orientation_layer(spec.layers[0]),) if spec.learned_layers.start else ()
     return Ckn(truncate_spec(spec, max(1, len(fixed))), patch_size_px, fixed)
 
 
@@ -129,7 +134,8 @@ def inverse_root(gram: np.ndarray, epsilon: float) -> np.ndarray:
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
     kept = values > epsilon * values[-1]
     scales = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
-    return (vectors * scales) @ vectors.T
+    root: np.ndarray = (vectors * scales) @ vectors.T
+    return root
 
 
 @dataclass(frozen=True)
@@ -217,5 +223,7 @@ def measure_kernel_error(layer: CknLayer, left: np.ndarray, right: np.ndarray) -
 
 
 def _evaluate_features(layer: CknLayer, rows: np.ndarray) -> np.ndarray:
-    features = np.exp(rows.astype(np.float64) @ layer.weights.T + layer.bias)
-    return features if layer.factor is None else features @ layer.factor.T
+    features: np.ndarray = np.exp(rows.astype(np.float64) @ layer.weights.T + layer.bias)
+    if layer.factor is not None:
+        features = features @ layer.factor.T
+    return features

@@ -27,6 +27,8 @@ Reduction = Flattening | Projection
 
 @dataclass(frozen=True)
 class EncodedImage:
+    """What is stored of an image: its vector, its size at working resolution, its points."""
+
     vector: np.ndarray  # (D,) float32, unit norm
     width_px: int
     height_px: int
@@ -46,6 +48,8 @@ class Channel:
 
 @dataclass(frozen=True)
 class ImageEncoder:
+    """All learned models of a run, ready to turn images into vectors."""
+
     preprocessor: Preprocessor
     channels: tuple[Channel, ...]
     intra_normalise: bool
@@ -69,6 +73,7 @@ class ImageEncoder:
 
     @property
     def dim(self) -> int:
+        """Numbers of an image's vector."""
         if self.reduction is not None:
             return self.reduction.dim
         return sum(channel.centroids.size for channel in self.channels)
@@ -79,7 +84,7 @@ class ImageEncoder:
     def encode_prepared(
         self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
     ) -> list[EncodedImage]:
-        """The images' vectors and points; an image's result does not depend on its company."""
+        """The images' vectors and points; an image's result does not depend on the others."""
         described = self.describe_prepared(prepared, max_points=max_points)
         if not described:
             return []
@@ -128,7 +133,8 @@ class ImageEncoder:
             for rows, channel in zip(described, self.channels, strict=True)
         ]
         total = sum(channel.weight for channel in self.channels)
-        return (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
+        mixed: np.ndarray = (np.concatenate(blocks) / np.sqrt(total)).astype(np.float32)
+        return mixed
 
 
 def encoder_metadata(
@@ -154,6 +160,7 @@ def encoder_metadata(
 def load_descriptor(
     parts: Mapping[str, ModelPart], channel: str, numerics: Mapping[str, Any]
 ) -> CknDescriptor:
+    """The descriptor of one channel from the parts `ckn-<channel>` and `projection-<channel>`."""
     return CknDescriptor.from_parts(
         parts[f"ckn-{channel}"],
         parts[f"projection-{channel}"],
@@ -171,6 +178,7 @@ def _load_channel(
 
 
 def load_reduction(part: ModelPart) -> Reduction | None:
+    """The reduction of the part `reduction`; none where the VLAD is kept as it is."""
     kinds: dict[str, type[Flattening] | type[Projection]] = {"flatten": Flattening, "pca": Projection}
     method = part.metadata["method"]
     return None if method == "none" else kinds[method].from_part(part)
@@ -198,6 +206,7 @@ def pack_frames(keypoints: Keypoints, width_px: int, height_px: int) -> np.ndarr
 
 
 def unpack_frames(packed: np.ndarray, width_px: int, height_px: int) -> Keypoints:
+    """(N, 9) uint8 → keypoints; responses are the ranks of the strengths, 255 for the strongest."""
     xy = np.ascontiguousarray(packed[:, :4]).view("<u2").astype(np.float64) / 65535
     scale = 2.0 ** _restore(packed[:, 4], LOG2_SCALE_RANGE)
     angle_rad = packed[:, 5] / 256 * 2 * np.pi
@@ -232,7 +241,8 @@ def _join_linear(scale: np.ndarray, angle_rad: np.ndarray, axis: np.ndarray, she
     cos, sin = np.cos(angle_rad), np.sin(angle_rad)
     first = np.stack([axis * cos, -axis * sin], axis=1)
     second = np.stack([shear * cos + sin / axis, -shear * sin + cos / axis], axis=1)
-    return scale[:, None, None] * np.stack([first, second], axis=1)
+    linear: np.ndarray = scale[:, None, None] * np.stack([first, second], axis=1)
+    return linear
 
 
 def _quantise(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:

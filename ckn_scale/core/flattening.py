@@ -67,11 +67,13 @@ class Flattening:
         return out
 
     def to_part(self) -> ModelPart:
+        """Its arrays by name; the sizes as metadata."""
         arrays = {"mean": self.mean, "directions": self.directions, "factors": self.factors}
         return ModelPart(arrays, {"method": "flatten", "dim": self.dim, "num_directions": len(self.factors)})
 
     @classmethod
     def from_part(cls, part: ModelPart) -> Flattening:
+        """What `to_part` gave; ValueError when the shapes are others than the metadata say."""
         arrays, metadata = part
         dim, count = int(metadata["dim"]), int(metadata["num_directions"])
         wanted = {"mean": (dim,), "directions": (count, dim), "factors": (count,)}
@@ -107,6 +109,7 @@ def learn_flattening(
 
 
 def supported_directions(num_images: int, *, background: bool) -> int:
+    """How many directions so many images can teach; fewer when they are a sample of the collection itself."""
     per_direction = BACKGROUND_IMAGES_PER_DIRECTION if background else SAMPLE_IMAGES_PER_DIRECTION
     return min(MAX_DIRECTIONS, num_images // per_direction)
 

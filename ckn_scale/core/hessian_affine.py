@@ -66,7 +66,8 @@ def detect_hessian_affine(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
     The threshold is low on purpose: a textured image of poor contrast gets its points too. A flat
     image has none.
     """
-    _check_luma(luma)
+    if luma.ndim != 2 or luma.dtype not in (np.uint8, np.float32):
+        raise ValueError(f"luma must be (H, W) uint8 or float32, got {luma.shape} {luma.dtype}")
     if luma.size == 0:
         return empty_keypoints()
     space = build_scale_space(luma, threshold=spec.threshold, saddles=spec.saddles)
@@ -77,11 +78,6 @@ def detect_hessian_affine(luma: np.ndarray, spec: KeypointSpec) -> Keypoints:
     if spec.orientation == "dominant":
         frames = orient_frames(space, points.octaves, frames)
     return Keypoints(frames, points.responses)
-
-
-def _check_luma(luma: np.ndarray) -> None:
-    if luma.ndim != 2 or luma.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"luma must be (H, W) uint8 or float32, got {luma.shape} {luma.dtype}")
 
 
 def choose_points(space: ScaleSpace, count: int, scale_weight: float) -> Points:
@@ -123,7 +119,8 @@ def _gather_neighbours(space: ScaleSpace, extrema: Extrema) -> np.ndarray:
         (step * width)[None, :, None],
         step[None, None],
     )
-    return space.strengths.take(centre + level + row + column).astype(np.float64)
+    neighbours: np.ndarray = space.strengths.take(centre + level + row + column).astype(np.float64)
+    return neighbours
 
 
 def fit_quadratic(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -165,7 +162,8 @@ def is_blob(hessian: np.ndarray) -> np.ndarray:
     """(N,) bool: the two curvatures in the image plane have the same sign and similar size."""
     trace = hessian[0, 0] + hessian[1, 1]
     determinant = hessian[0, 0] * hessian[1, 1] - hessian[0, 1] ** 2
-    return (determinant > 0) & (trace * trace < MAX_EDGE_SCORE * determinant)
+    is_round: np.ndarray = (determinant > 0) & (trace * trace < MAX_EDGE_SCORE * determinant)
+    return is_round
 
 
 def estimate_frames(luma: np.ndarray, layout: Layout, points: Points) -> np.ndarray:
@@ -288,7 +286,8 @@ def _smoothing_matrix(sigma_rad: float) -> np.ndarray:
     """(NUM_BINS, NUM_BINS): Gaussian of the circular distance between two bins."""
     distance = np.abs(np.subtract.outer(np.arange(NUM_BINS), np.arange(NUM_BINS)))
     distance_rad = np.minimum(distance, NUM_BINS - distance) * (2 * np.pi / NUM_BINS)
-    return np.exp(-0.5 * (distance_rad / sigma_rad) ** 2)
+    weights: np.ndarray = np.exp(-0.5 * (distance_rad / sigma_rad) ** 2)
+    return weights
 
 
 SMOOTHING = _smoothing_matrix(SMOOTHING_RAD)
@@ -305,4 +304,5 @@ def peak_angles(histograms: np.ndarray) -> np.ndarray:
     left, centre, right = (smooth[rows, (peak + step) % NUM_BINS] for step in (-1, 0, 1))
     curvature = np.minimum(left - 2 * centre + right, -1e-12)
     shift = np.clip(0.5 * (left - right) / curvature, -0.5, 0.5)
-    return ((peak + shift) * (2 * np.pi / NUM_BINS)).astype(np.float32)
+    angles_rad: np.ndarray = ((peak + shift) * (2 * np.pi / NUM_BINS)).astype(np.float32)
+    return angles_rad

@@ -42,7 +42,7 @@ TURNS: dict[int, tuple[bool, bool, bool]] = {
 
 
 def decode_image(data: bytes, spec: ImageSpec, box: Sequence[float] | None = None) -> np.ndarray:
-    """(H, W, 3) uint8 RGB at working size; `ImageRejected` tells why there is none.
+    """(H, W, 3) uint8 RGB at working size; `ImageRejected` says why there is none.
 
     `box` (x1, y1, x2, y2) in pixels of the upright original is cut out before the resize.
     """
@@ -61,7 +61,7 @@ def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
         with open_image_file(data) as file:
             width_px, height_px = file.size
             _check_header(width_px, height_px, spec)
-            pixels = width_px * height_px
+            pixels: int = width_px * height_px
             if file.format == "JPEG":  # decoded at the next scale above the working size
                 coefficients = 2 * len(file.getbands()) * pixels if file.info.get("progressive") else 0
                 return coefficients + BYTES_PER_PIXEL["RGB"] * min(pixels, 4 * spec.max_pixels)

@@ -29,7 +29,9 @@ class Keypoints:
 
     @property
     def scales_px(self) -> np.ndarray:
-        return np.sqrt(np.abs(np.linalg.det(self.frames[:, :, :2])))
+        """(N,) detection scales in pixels."""
+        scales: np.ndarray = np.sqrt(np.abs(np.linalg.det(self.frames[:, :, :2])))
+        return scales
 
 
 def empty_keypoints() -> Keypoints:

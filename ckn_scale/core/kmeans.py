@@ -68,5 +68,6 @@ def add_to_clusters(sums: Tensor, clusters: Tensor, rows: Tensor) -> None:
 
 
 def add_by_product(sums: Tensor, clusters: Tensor, rows: Tensor) -> None:
+    """The same sums by a product with one-hot rows."""
     chosen = torch.nn.functional.one_hot(clusters, len(sums)).to(rows.dtype)
     sums.addmm_(chosen.T, rows)

@@ -92,6 +92,7 @@ class Arithmetic:
 
 @cache
 def find_arithmetic(device: str) -> Arithmetic:
+    """What this process computes with on `device` (cpu, cuda); measured once."""
     gpu = torch.cuda.get_device_name() if device == "cuda" else ""
     return Arithmetic(torch.backends.cpu.get_cpu_capability(), _probe(), gpu)
 

@@ -53,7 +53,8 @@ def choose_levels(transforms: np.ndarray) -> np.ndarray:
     square_sum, determinant = a * a + b * b + c * c + d * d, a * d - b * c
     # The square of the larger singular value; `np.linalg.svd` takes ten times as long.
     pitch_sq = 0.5 * (square_sum + np.sqrt(np.maximum(square_sum**2 - 4 * determinant**2, 0.0)))
-    return np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
+    levels: np.ndarray = np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
+    return levels
 
 
 def _check_image(image: np.ndarray) -> None:

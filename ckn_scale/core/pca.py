@@ -19,7 +19,7 @@ from ckn_scale.core.specs import ProjectionSpec
 COLUMNS_PER_BLOCK = 4096
 # Directions below this share of the largest singular value are rounding (of float32 products), not data.
 RANK_TOLERANCE = 1e-3
-# An eigenpair (λ, v) is settled when ‖Av − λv‖ ≤ this share of λ, or of the largest λ: what float32 can tell.
+# An eigenpair (λ, v) has converged when ‖Av − λv‖ ≤ this share of λ, or of the largest λ (float32).
 _RESIDUAL, _RESIDUAL_OF_LARGEST = 1e-3, 1e-5
 _EXACT_SIZE = 512  # a larger matrix, of which a quarter or less is wanted, is decomposed iteratively
 _MAX_ROUNDS = 2000
@@ -44,7 +44,7 @@ class Projection:
 
     @property
     def input_dim(self) -> int:
-        return self.matrix.shape[1]
+        return int(self.matrix.shape[1])
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
         """(N, D) → (N, d) float32 with unit rows, in blocks of one shape: a row depends on itself alone."""
@@ -60,11 +60,13 @@ class Projection:
         return out
 
     def to_part(self) -> ModelPart:
+        """Its arrays by name; the sizes as metadata."""
         metadata = {"method": "pca", "dim": self.dim, "input_dim": self.input_dim}
         return ModelPart({"matrix": self.matrix, "offset": self.offset}, metadata)
 
     @classmethod
     def from_part(cls, part: ModelPart) -> Projection:
+        """What `to_part` gave; ValueError when the shapes are others than the metadata say."""
         arrays, metadata = part
         shape = (int(metadata["dim"]), int(metadata["input_dim"]))
         if arrays["matrix"].shape != shape or arrays["offset"].shape != shape[:1]:
@@ -147,7 +149,7 @@ def find_principal(
     """Mean and strongest directions of the rows at unit length; `cosines` is overwritten.
 
     `singular` has one value more than there are directions, where the rows have such a direction. All
-    rows that are not zero count alike unless `weights` (N,) says otherwise.
+    rows that are not zero have equal weight unless `weights` (N,) says otherwise.
     """
     given = torch.ones(len(lengths), dtype=torch.float64) if weights is None else torch.from_numpy(weights)
     weight = torch.where(lengths > 0, given.double(), 0.0)
@@ -214,7 +216,7 @@ def weigh_by_similarity(cosines: Tensor, deviations: float = 3.0) -> np.ndarray:
         return known.numpy().astype(np.float64)
     centre = np.median(values)
     level = float(centre + deviations * 1.4826 * np.median(np.abs(values - centre)))
-    similar = torch.cat([(tile > level).sum(dim=1) for tile in cosines.split(_ROWS_PER_TILE)])
+    similar = torch.cat([(tile > level).sum(dim=1) for tile in torch.split(cosines, _ROWS_PER_TILE)])
     itself = (cosines.diagonal() <= level) & known
     return torch.where(known, (similar + itself).clamp(min=1).double().rsqrt(), 0.0).numpy()
 
@@ -233,7 +235,7 @@ def _combine_rows(
     """Σ wᵢ uᵢ (D,) and Σ mᵢ (uᵢ − mean) (k, D) at unit length, of rows u at unit length.
 
     k × D numbers are most of what a fit to many directions takes: they are held in float32 and once in
-    float64, never more (`steps/estimate.py` tells it before).
+    float64, never more (`runs/estimate.py` counts on it).
     """
     both = (torch.cat([weight[:, None], mixing], dim=1) * inverse[:, None]).float()
     sums = [torch.from_numpy(np.ascontiguousarray(block, np.float32)).T @ both for block in columns]
@@ -260,9 +262,9 @@ def largest_eigenpairs(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _iterate_subspace(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Powers of the matrix on a block of vectors until each wanted pair is settled by its residual.
+    """Powers of the matrix on a block of vectors until each wanted pair has converged by its residual.
 
-    Half as many vectors again as asked for: what is wanted settles the sooner the further the last of
+    Half as many vectors again as asked for: what is wanted converges the sooner the further the last of
     the block is below it.
     """
     generator = torch.Generator().manual_seed(0)
@@ -276,12 +278,14 @@ def _iterate_subspace(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if bool((residuals <= _RESIDUAL * values[-count:] + _RESIDUAL_OF_LARGEST * values[-1]).all()):
             return values, vectors.double()
         block = product
-    raise ValueError(f"the {count} largest directions of {len(matrix)} rows did not settle: NaN among them?")
+    raise ValueError(
+        f"the {count} largest directions of {len(matrix)} rows did not converge: NaN among them?"
+    )
 
 
 def fix_signs(directions: Tensor) -> Tensor:
     """Turned in place so that the largest entry of each is positive: a sign is otherwise arbitrary."""
-    for tile in directions.split(_DIRECTIONS_PER_TILE):
+    for tile in torch.split(directions, _DIRECTIONS_PER_TILE):
         largest = tile.abs().argmax(dim=1, keepdim=True)
         tile *= tile.gather(1, largest).sign()
     return directions

@@ -44,6 +44,7 @@ class Preprocessor:
         return self.prepare_pixels(decode_image(data, self.images, box=box))
 
     def prepare_pixels(self, image: np.ndarray) -> PreparedImage:
+        """The same from (H, W, 3) uint8 RGB; `ImageRejected` when the detector finds no point."""
         keypoints = detect_keypoints(image, self.keypoints)
         if len(keypoints) == 0:
             raise ImageRejected("no_keypoints", "the image is flat: the detector found no point")

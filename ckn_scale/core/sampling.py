@@ -13,7 +13,8 @@ def _mix(values: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: a bijection of uint64 that scatters neighbouring values."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def hash_priorities(seed: int, *keys: np.ndarray) -> np.ndarray:

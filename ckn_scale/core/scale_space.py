@@ -255,7 +255,8 @@ def _clipped_line(
     values += frame_row[:, 1] * positions[1]
     values += frame_row[:, 2]
     np.clip(values, np.float32(margin_px), (length - 1 - margin_px).astype(np.float32), out=values)
-    return values.astype(np.intp)
+    pixels: np.ndarray = values.astype(np.intp)
+    return pixels
 
 
 class Buffers(threading.local):

@@ -45,7 +45,7 @@ def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
 
 
 class VectorIndex:
-    """Vectors with ascending int64 ids, compared by inner product (larger is more alike).
+    """Vectors with ascending int64 ids, compared by inner product (larger is more similar).
 
     Wraps a `faiss.IndexIDMap`; other kinds (IVF, quantised) differ in the index it holds.
     """
@@ -81,28 +81,34 @@ class VectorIndex:
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
         import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
-        return self._vectors.search(queries, count)
+        found: tuple[np.ndarray, np.ndarray] = self._vectors.search(queries, count)
+        return found
 
     def above(self, query: np.ndarray, level: float) -> np.ndarray:
         # FAISS wants more than the radius, in float32.
         radius = np.nextafter(np.float32(level), np.float32(-np.inf))
-        return self._vectors.range_search(query[None], float(radius))[2]
+        positions: np.ndarray = self._vectors.range_search(query[None], float(radius))[2]
+        return positions
 
     def error_bound(self, queries: np.ndarray) -> np.ndarray:
         """The bound of a float32 sum of D products in any order, for unit vectors."""
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        return (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+        bounds: np.ndarray = (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+        return bounds
 
     def vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        return self._vectors.reconstruct_batch(positions)
+        vectors: np.ndarray = self._vectors.reconstruct_batch(positions)
+        return vectors
 
     def vector(self, position: int) -> np.ndarray:
         """The (D,) float32 vector of the row whose id is `ids[position]`."""
-        return self._vectors.reconstruct(position)
+        vector: np.ndarray = self._vectors.reconstruct(position)
+        return vector
 
     def to_bytes(self) -> bytes:
         """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
-        return import_faiss().serialize_index(self._index).tobytes()
+        data: bytes = import_faiss().serialize_index(self._index).tobytes()
+        return data
 
 
 def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
@@ -177,11 +183,13 @@ class SignIndex:
 
     def vector(self, position: int) -> np.ndarray:
         """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
-        return self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]
+        vector: np.ndarray = self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]
+        return vector
 
     def to_bytes(self) -> bytes:
         """The index in FAISS's own file format; equal codes and ids give equal bytes."""
-        return import_faiss().serialize_index(self._index).tobytes()
+        data: bytes = import_faiss().serialize_index(self._index).tobytes()
+        return data
 
 
 def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:
@@ -298,12 +306,15 @@ def _check_lists(values: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> Non
         raise ValueError(f"merge needs as many value lists as id lists, got {len(values)} and {len(ids)}")
     for value, index in zip(values, ids, strict=True):
         if value.ndim != 2 or value.shape != index.shape or value.shape[0] != values[0].shape[0]:
-            raise ValueError(f"lists must be (Q, k) alike, got values {value.shape} and ids {index.shape}")
+            raise ValueError(
+                f"lists must be (Q, k) of one shape, got values {value.shape} and ids {index.shape}"
+            )
         if np.isnan(value).any():
             raise ValueError("values must be numbers, got NaN")
 
 
 def check_ids(ids: np.ndarray) -> None:
+    """ValueError unless ids (N,) are ≥ 0 and strictly ascending."""
     if len(ids) and ids[0] < 0:
         raise ValueError(f"ids must be ≥ 0, got {ids[0]}")
     if (np.diff(ids) <= 0).any():
@@ -312,6 +323,7 @@ def check_ids(ids: np.ndarray) -> None:
 
 
 def as_matrix(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """As contiguous (N, dim) float32; ValueError for another shape, NaN or infinity."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(f"vectors must be (N, {dim}), got {vectors.shape}")
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)

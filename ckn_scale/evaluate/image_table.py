@@ -71,6 +71,8 @@ class Compared:
 
 @dataclass
 class ImageTable:
+    """A table of descriptors on one image set: its rows, the grid, and where patches and results are kept."""
+
     images: ImageSet
     requests: Sequence[Request]
     settings: Settings
@@ -107,6 +109,7 @@ class ImageTable:
         return dict(cells)
 
     def compare(self, member: Member, place: Place, training: TrainingPatches) -> Compared:
+        """Similarities of all queries and images by one member, learned and described as needed."""
         source = training.source(place.region, member.settings.sample)
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
@@ -129,8 +132,8 @@ class ImageTable:
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
     ) -> np.ndarray:
         """The k-means words of one seed, or those the cache knows."""
-        facts = (vlad.num_words, vlad.kmeans_iterations, vlad.seed + seed)
-        key = make_key("codebook", hash_code(), keyed.key, patches, facts)
+        settings = (vlad.num_words, vlad.kmeans_iterations, vlad.seed + seed)
+        key = make_key("codebook", hash_code(), keyed.key, patches, settings)
         arrays = self.cache.load(key)
         if arrays is None:
             rows = self._describe_training(keyed, patches)
@@ -193,7 +196,10 @@ class ImageTable:
             * _aggregate_files(reader, files, one.keyed, one.words[seed], intra)
             for one in members
         ]
-        return np.concatenate(blocks, axis=1) / np.float32(np.sqrt(sum(one.weight for one in members)))
+        mixed: np.ndarray = np.concatenate(blocks, axis=1) / np.float32(
+            np.sqrt(sum(one.weight for one in members))
+        )
+        return mixed
 
     def _make_cell(
         self,
@@ -250,6 +256,7 @@ def score_query(query: Query, similarities: np.ndarray, protocol: str) -> float:
 
 
 def summarise_images(cells: Mapping[Row, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
+    """For each row its best cell, and all of them as `grid`: what --json writes."""
     measure = "score" if protocol == "ukbench" else "map"
     return [_summarise(row, column, measure) for row, column in cells.items()]
 
@@ -300,6 +307,7 @@ def format_image_tables(results: Sequence[dict[str, Any]], num_seeds: int) -> st
 
 
 def format_image_results(results: Sequence[dict[str, Any]]) -> str:
+    """Rows by score, best first."""
     measure = "score" if "score" in results[0] else "map"
     header = [
         "descriptor",
@@ -344,7 +352,8 @@ def format_image_grid(results: Sequence[dict[str, Any]]) -> str:
 def _name(result: Mapping[str, Any]) -> str:
     """`ckn`, `ckn, signs`, `ckn, pca 512`."""
     words = {"none": "", "pca": f", pca {result['dim']}"}
-    return result["descriptor"] + words.get(result["reduction"], f", {result['reduction']}")
+    name: str = result["descriptor"] + words.get(result["reduction"], f", {result['reduction']}")
+    return name
 
 
 def _format_place(place: Mapping[str, Any]) -> list[str]:

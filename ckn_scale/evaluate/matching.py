@@ -42,6 +42,8 @@ class PairTruth:
 
 @dataclass(frozen=True)
 class PairScore:
+    """How well one descriptor matched one pair of images."""
+
     ap: float
     ap_normalised: float
     right: int
@@ -70,7 +72,8 @@ def find_truth(
 
 
 def enlarge(frames: np.ndarray, factor: float) -> np.ndarray:
-    enlarged = frames.copy()
+    """Frames (N, 2, 3) of regions `factor` times as large."""
+    enlarged: np.ndarray = frames.copy()
     enlarged[:, :, :2] *= factor
     return enlarged
 
@@ -95,7 +98,8 @@ def score_pair(truth: PairTruth, rows_first: np.ndarray, rows_second: np.ndarray
 def measure_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (N, M)."""
     squares = np.sum(first**2, axis=1)[:, None] + np.sum(second**2, axis=1)
-    return squares - 2 * (first @ second.T)
+    distances: np.ndarray = squares - 2 * (first @ second.T)
+    return distances
 
 
 def match_greedily(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -130,6 +134,7 @@ def project_frames(frames: np.ndarray, homography: np.ndarray) -> np.ndarray:
 
 
 def centres_inside(frames: np.ndarray, height_px: int, width_px: int) -> np.ndarray:
+    """(N,) bool: whether the image shows the centre of each frame."""
     x, y = frames[:, 0, 2], frames[:, 1, 2]
     return (x >= 0) & (y >= 0) & (x <= width_px - 1) & (y <= height_px - 1)
 
@@ -148,7 +153,8 @@ def overlap_regions(first: np.ndarray, second: np.ndarray, *, normalise: bool = 
     shift = inverse @ (second[:, :, 2] - first[:, :, 2])[:, :, None] / factor[:, None, None]
     shared = _unit_circle_intersection(shape, shift[:, :, 0])
     areas = np.pi * (1.0 + np.abs(np.linalg.det(shape)))
-    return shared / (areas - shared)
+    ratio: np.ndarray = shared / (areas - shared)
+    return ratio
 
 
 def _unit_circle_intersection(shape: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -162,7 +168,8 @@ def _unit_circle_intersection(shape: np.ndarray, shift: np.ndarray) -> np.ndarra
     centre = shift[:, :1] - b / a * dy
     reach = np.sqrt(np.maximum((b * dy) ** 2 - a * (c * dy * dy - 1), 0.0)) / a
     chord = np.minimum(centre + reach, half) - np.maximum(centre - reach, -half)
-    return np.maximum(chord, 0.0) @ half * (np.pi / NUM_CHORDS)
+    area: np.ndarray = np.maximum(chord, 0.0) @ half * (np.pi / NUM_CHORDS)
+    return area
 
 
 def pair_regions(

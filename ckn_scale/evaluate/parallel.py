@@ -37,11 +37,13 @@ class Packed:
 
     @staticmethod
     def of(keyed: KeyedDescriptor) -> Packed:
+        """What is sent to the worker processes."""
         if not isinstance(keyed.descriptor, CknDescriptor):
             return Packed(keyed.descriptor, None, {})
         return Packed(None, keyed.descriptor.to_part(), dict(keyed.options))
 
     def unpack(self) -> PatchDescriptor:
+        """The descriptor, in the worker."""
         if self.part is not None:
             return CknDescriptor.from_part(self.part, **self.options)
         assert self.descriptor is not None

@@ -52,6 +52,8 @@ class Described:
 
 @dataclass
 class PatchTable:
+    """A table of descriptors on scenes: its rows, the grid, and where patches and results are kept."""
+
     scenes: Sequence[Scene]
     requests: Sequence[Request]
     settings: Settings
@@ -132,6 +134,7 @@ def choose_best(cells: Sequence[Cell]) -> Cell:
 
 
 def summarise(cells: Mapping[str, Sequence[Cell]]) -> list[dict[str, Any]]:
+    """For each descriptor its best cell, and all of them as `grid`: what --json writes."""
     return [_summarise_descriptor(name, column) for name, column in cells.items()]
 
 
@@ -181,6 +184,7 @@ def format_patch_tables(results: Sequence[dict[str, Any]]) -> str:
 
 
 def format_results(results: Sequence[dict[str, Any]]) -> str:
+    """Rows by mean average precision, best first."""
     scenes = list(results[0]["per_scene"])
     header = ["descriptor", "dim", "region", "smooth", "mAP", *scenes, "train s", "describe s"]
     rows = [

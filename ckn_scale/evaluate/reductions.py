@@ -1,7 +1,7 @@
 """What is done to a VLAD before it is stored, judged on images that it was not learned on.
 
-Every form is learned on `others`, photographs that are not in the set, and applied to queries and
-database alike; what is stored of the database is quantised, queries stay exact, as in the index.
+Every form is learned on `others`, photographs that are not in the set, and applied to both queries
+and database; what is stored of the database is quantised, queries stay exact, as in the index.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class RegionReader:
         return make_key("keypoints", hash_code(), file.read(), file.box, self.images, self.keypoints)
 
     def detect(self, file: ImageFile) -> Detected:
+        """The regions of an image, from the cache or found; UnusableImage when it cannot be decoded."""
         key = self.key_of(file)
         arrays = self.cache.load(key)
         if arrays is None:

@@ -27,6 +27,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """As indented JSON; InputError when the file cannot be written."""
     write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 

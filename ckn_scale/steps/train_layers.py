@@ -26,7 +26,14 @@ from ckn_scale.core.ckn_sgd import (
     pose_problem,
     try_rate,
 )
-from ckn_scale.core.ckn_training import Subpatches, add_layer, choose_alpha, draw_subpatches, start_ckn
+from ckn_scale.core.ckn_training import (
+    Subpatches,
+    add_layer,
+    choose_alpha,
+    draw_subpatches,
+    start_ckn,
+    subpatches_per_patch,
+)
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.schemas import float_rows_schema, read_float_rows
@@ -88,8 +95,8 @@ class DrawSubpatches(ChannelPartStep):
     label_fields = ("layer",)
 
     def positions(self) -> Sequence[int]:
-        everyone = range(len(self.settings.channels))
-        return [position for position in everyone if self.layer in learned_layers(self.settings, position)]
+        channels = enumerate(self.settings.channels)
+        return [position for position, channel in channels if self.layer in channel.ckn.learned_layers]
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         channel, part = self.part(shard_id)
@@ -102,7 +109,7 @@ class DrawSubpatches(ChannelPartStep):
             channel.ckn,
             patches,
             priorities.view(np.int64),
-            -(-training.num_subpatches // len(sampled)),
+            subpatches_per_patch(training, len(sampled)),
             seed=training.seed,
             device=self.settings.numerics.device,
         )
@@ -115,7 +122,7 @@ def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int)
     """The channel's CKN as far as it is learned before `layer`."""
     position = settings.channel_names.index(channel)
     spec = settings.channels[position].ckn
-    if layer == learned_layers(settings, position).start:
+    if layer == spec.learned_layers.start:
         return start_ckn(spec, settings.patches.size_px)
     name = f"ckn-{channel}"
     return Ckn.from_part(load_trained(run, list_layer_labels(run, settings, layer), name)[name])

@@ -77,7 +77,7 @@ def test_subspace_iteration_ends_by_its_residual(monkeypatch):
     assert (residuals <= 1.2e-3 * found).all()
     np.testing.assert_allclose(found, values[:24], rtol=1e-4)
     monkeypatch.setattr(pca, "_MAX_ROUNDS", 8)
-    with pytest.raises(ValueError, match="did not settle"):
+    with pytest.raises(ValueError, match="did not converge"):
         largest_eigenpairs(matrix, 24)
 
 

@@ -67,7 +67,8 @@ class CknDescriptor:
         if self._factor is None:
             return None
         cells = pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T
-        return torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
+        norms: Tensor = torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
+        return norms
 
     def to_part(self) -> ModelPart:
         """Both models as one; `from_part` reads it, `from_parts` reads them apart."""

@@ -154,7 +154,7 @@ def draw_matches(
 def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
     """First-layer filters of `raw` or `white` as small colour images, each at full brightness.
 
-    Sorted by how much they vary, so that plain colours stand first.
+    Sorted by how much they vary, so that plain colours come first.
     """
     layer = ckn.layers[0]
     side = layer.spec.patch_px
@@ -169,7 +169,10 @@ def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
 def show_filter(values: np.ndarray, *, signed: bool) -> np.ndarray:
     """As colours of full brightness; signed values around grey."""
     unit = values / max(np.abs(values).max(), 1e-12)
-    return np.round(127.5 * (1 + unit) if signed else 255 * np.maximum(unit, 0)).astype(np.uint8)
+    colours: np.ndarray = np.round(127.5 * (1 + unit) if signed else 255 * np.maximum(unit, 0)).astype(
+        np.uint8
+    )
+    return colours
 
 
 def draw_inputs(patches: np.ndarray, *, caption: str) -> np.ndarray:
@@ -200,7 +203,8 @@ def whiten_patches(patches: np.ndarray) -> np.ndarray:
         count[dy : dy + side, dx : dx + side] += 1
     maps = total / count
     reach = 2.5 * maps.std(axis=(1, 2, 3), keepdims=True)
-    return np.clip(127.5 + 127.5 * maps / np.maximum(reach, 1e-12), 0, 255).astype(np.uint8)
+    shown: np.ndarray = np.clip(127.5 + 127.5 * maps / np.maximum(reach, 1e-12), 0, 255).astype(np.uint8)
+    return shown
 
 
 def differentiate_patches(patches: np.ndarray) -> np.ndarray:
