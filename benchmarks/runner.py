@@ -147,7 +147,7 @@ class Stopwatch:
 
 def split_time(run: RunFolder, settings: Settings) -> dict[str, float]:
     """Milliseconds of each part of an image's way, on one thread, without read-ahead."""
-    encoder = ImageEncoder.from_parts(load_models(run, read_generation(run).models))
+    encoder = ImageEncoder.from_parts(load_models(run.store, read_generation(run).models))
     reader = PlanReader(run, require_segments(run))
     shards = range(-(-PROBED // settings.plan.images_per_shard))
     images = [image for shard in shards for image in reader.read_shard(shard)][:PROBED]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias, overload
 
@@ -25,7 +25,7 @@ from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import IndexManifest
-from ckn_scale.storage.models import load_model
+from ckn_scale.storage.models import load_models
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store
 
@@ -128,17 +128,14 @@ class Index:
             files, prepared = [], []
             group = range(start, min(start + IMAGES_AT_ONCE, len(images)))
             for place in group:
-                with _told_which(images, place):
+                with _naming_image(images, place):
                     files.append(image_bytes(images[place]))
-            with self._own_threads():
+            with nullcontext() if self._threads is None else compute_threads(self._threads):
                 for place, data in zip(group, files, strict=True):
-                    with _told_which(images, place):
+                    with _naming_image(images, place):
                         prepared.append(self._encoder.preprocessor.prepare(data, box))
                 vectors += [encoded.vector for encoded in self._encoder.encode_prepared(prepared)]
         return np.stack(vectors)
-
-    def _own_threads(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._threads is None else compute_threads(self._threads)
 
 
 def open_index(
@@ -178,7 +175,7 @@ def load_encoder(store: Store, manifest: IndexManifest, *, device: str | None = 
 
 
 def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> dict[str, ModelPart]:
-    parts = {name: load_model(store, name, file) for name, file in manifest.models.items()}
+    parts = load_models(store, manifest.models)
     arrays, metadata = parts["encoder"]
     numerics = {**metadata["numerics"], **({"device": device} if device else {})}
     require_device(numerics["device"])
@@ -192,7 +189,7 @@ def _check_k(k: int) -> None:
 
 
 @contextmanager
-def _told_which(images: Sequence[ImageLike], place: int) -> Iterator[None]:
+def _naming_image(images: Sequence[ImageLike], place: int) -> Iterator[None]:
     """An error about one image of a list says which it is."""
     where = f"image {place + 1} of {len(images)}"
     try:

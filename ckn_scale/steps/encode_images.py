@@ -52,7 +52,7 @@ class EncodeImages(Step):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        return ImageEncoder.from_parts(load_models(self.run, read_generation(self.run).models))
+        return ImageEncoder.from_parts(load_models(self.run.store, read_generation(self.run).models))
 
     @cached_property
     def codec(self) -> VectorCodec:

@@ -67,7 +67,7 @@ class SampleVlads(SampledImagesStep):
     def encoder(self) -> ImageEncoder:
         layers = list_layer_labels(self.run, self.settings)
         trained = find_trained(self.run, [*layers, TrainProjection.name, TrainCodebook.name])
-        parts = {**load_models(self.run, trained), "encoder": encoder_part(self.settings)}
+        parts = {**load_models(self.run.store, trained), "encoder": encoder_part(self.settings)}
         return ImageEncoder.from_parts(parts, with_reduction=False)
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:

@@ -51,9 +51,9 @@ def load_model(store: Store, name: str, file: StoredFile) -> ModelPart:
     return part
 
 
-def load_models(run: RunFolder, models: Mapping[str, StoredFile]) -> dict[str, ModelPart]:
+def load_models(store: Store, models: Mapping[str, StoredFile]) -> dict[str, ModelPart]:
     """Recorded models by name."""
-    return {name: load_model(run.store, name, file) for name, file in models.items()}
+    return {name: load_model(store, name, file) for name, file in models.items()}
 
 
 def read_generation(run: RunFolder) -> Generation:
@@ -77,7 +77,7 @@ def find_trained(run: RunFolder, labels: Sequence[str]) -> dict[str, StoredFile]
 def load_trained(run: RunFolder, labels: Sequence[str], *names: str) -> dict[str, ModelPart]:
     """Models of these names, as the training steps of these labels have committed them."""
     found = find_trained(run, labels)
-    return load_models(run, {name: found[name] for name in names})
+    return load_models(run.store, {name: found[name] for name in names})
 
 
 def decode_model(data: bytes, where: str) -> tuple[str, ModelPart]:
