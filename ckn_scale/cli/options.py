@@ -25,7 +25,10 @@ Images = Annotated[
     str,
     typer.Argument(metavar="IMAGES", help="A folder, glob, list (txt, csv, parquet) or tar."),
 ]
-Ray = Annotated[str | None, typer.Option(help="local: a Ray of its own; auto: the cluster this runs in.")]
+Ray = Annotated[
+    Literal["local", "auto"] | None,
+    typer.Option(help="local: a Ray of its own; auto: the cluster this runs in."),
+]
 Background = Annotated[
     list[str] | None,
     typer.Option(
