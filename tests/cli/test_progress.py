@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 
+from ckn_scale.cli.main import StderrHandler
 from ckn_scale.cli.progress import ProgressDisplay, RemainingTime, format_count, format_progress
 from ckn_scale.runners.driver import Progress
 
@@ -99,6 +101,19 @@ def test_bar_is_erased_at_the_end(terminal):
         display.show_count("grid [1]", 3, 12)
         assert "grid [1]" in terminal.getvalue(), "no markup"
     assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_log_line_goes_above_the_bar(terminal, monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal)
+    handler = StderrHandler()
+    with ProgressDisplay(terminal) as display:
+        display.show_count("grid", 3, 12)
+        before = terminal.getvalue()
+        handler.emit(logging.LogRecord("x", logging.WARNING, "x.py", 1, "tried again", None, None))
+        written = terminal.getvalue().removeprefix(before)
+    line, _, bar = written.partition("tried again")
+    assert line.endswith("\x1b[2K"), "the bar is erased first"
+    assert "3/12" in bar
 
 
 def test_progress_is_quiet_when_told(terminal):
