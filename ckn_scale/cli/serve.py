@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ckn_scale.cli.options import Run
+from ckn_scale.cli.options import Ray, Run
 from ckn_scale.cli.output import announce
 from ckn_scale.errors import InputError
 
@@ -19,9 +19,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; beyond loopback with keys.")] = "127.0.0.1",
     port: Port = 8000,
     shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
-    ray: Annotated[
-        str | None, typer.Option(help="auto: the cluster this runs in; else a Ray of its own.")
-    ] = None,
+    ray: Ray = "local",
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one API key per line.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
 ) -> None:
@@ -44,7 +42,7 @@ def serve(
         host=host,
         port=port,
         shard_groups=shard_groups,
-        ray_address=ray,
+        ray_address="auto" if ray == "auto" else None,  # Ray's own "local" has no token and is open to others
         api_keys=_read_keys(api_key_file),
         insecure=insecure,
         on_ready=report,

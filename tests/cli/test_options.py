@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ckn_scale.cli.main import app
 from ckn_scale.cli.options import SettingsOptions, WorkerOptions, spread_options
 from ckn_scale.errors import SettingsError
 
@@ -20,9 +21,9 @@ class Size:
 @pytest.fixture
 def call():
     """A verb with a group between its own arguments; what it was called with."""
-    app, calls = typer.Typer(), []
+    program, calls = typer.Typer(), []
 
-    @app.command()
+    @program.command()
     @spread_options
     def draw(
         path: Annotated[str, typer.Argument()],
@@ -34,7 +35,7 @@ def call():
         calls.append((path, quick, size))
 
     def invoke(*arguments):
-        result = CliRunner().invoke(app, list(arguments))
+        result = CliRunner().invoke(program, list(arguments))
         return result, calls[-1] if calls else None
 
     return invoke
@@ -76,3 +77,15 @@ def test_settings_are_loaded_with_later_values_over_earlier(tmp_path):
 def test_workers_of_a_bad_size_are_refused():
     with pytest.raises(SettingsError, match="gpus_per_worker"):
         WorkerOptions(gpus_per_worker=0.0).resources()
+
+
+@pytest.mark.parametrize(
+    ("option", "address"), [([], None), (["--ray", "local"], None), (["--ray", "auto"], "auto")]
+)
+def test_serve_starts_a_ray_of_its_own_unless_told_to_join_one(monkeypatch, option, address):
+    asked = []
+    monkeypatch.setattr(
+        "ckn_scale.serving.app.serve_run", lambda run, **options: asked.append(options["ray_address"])
+    )
+    result = CliRunner().invoke(app, ["serve", "run", *option])
+    assert (result.exit_code, asked) == (0, [address])
