@@ -19,6 +19,7 @@ from ckn_scale.config import list_presets
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
+FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|toml|yaml|npz|txt))(?:: (\w+))?`")
 
 
 def _commands(text: str, program: str) -> list[list[str]]:
@@ -83,3 +84,15 @@ def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make (\w+)", README):
         assert f"\n{target}:" in makefile
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "tests/README.md"])
+def test_files_and_names_of_a_document_exist(document):
+    """A file in backticks is there, and so is the name in `file.py: name`."""
+    named = set(FILE.findall((ROOT / document).read_text()))
+    assert len(named) >= 10
+    for file, name in named:
+        places = [ROOT, (ROOT / document).parent, *(ROOT / "ckn_scale").glob("**")]
+        found = [place / file for place in places if (place / file).is_file()]
+        assert found, f"{document} names {file}"
+        assert not name or re.search(rf"\b{name}\b", found[0].read_text()), f"{file} has no {name}"

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from image_files import image_bytes, webdataset_bytes
 from s3_fault_proxy import KINDS
-from test_digests import make_vectors
-from test_shard_log import make_commit
+from test_shards import make_commit
+from vector_tables import make_vectors
 
 from ckn_scale.runs.digest import digest_rows
 from ckn_scale.storage import image_sources, input_files

@@ -1,3 +1,5 @@
+"""One digest per stage: of the content alone, and of all of it."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -5,28 +7,19 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from vector_tables import DIM, make_vectors
 
 from ckn_scale import schemas
 from ckn_scale.errors import CorruptData
 from ckn_scale.runs.digest import digest_rows
+from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.stored_files import read_table
 
-DIM = 8
 
-
-def make_vectors(num_rows: int = 20) -> pa.Table:
-    """Every third image has no vector."""
-    rng = np.random.default_rng(0)
-    ok = [i % 3 != 0 for i in range(num_rows)]
-    rows = {
-        "image_id": range(num_rows),
-        "state": ["ok" if good else "corrupt" for good in ok],
-        "reason": ["" if good else "Müll" for good in ok],
-        "width_px": [640 if good else None for good in ok],
-        "height_px": [480 if good else None for good in ok],
-        "vector": [rng.standard_normal(DIM).astype(np.float16).tobytes() if good else None for good in ok],
-    }
-    return pa.table(rows, schema=schemas.vectors_schema("float16", DIM, 2 * DIM))
+@pytest.fixture(params=["local", "s3"])
+def run(request, tmp_path) -> RunFolder:
+    url = str(tmp_path / "run") if request.param == "local" else request.getfixturevalue("s3").url("run")
+    return RunFolder.create(url, {})
 
 
 def make_descriptors(num_rows: int = 6) -> pa.Table:
