@@ -65,7 +65,7 @@ def test_encode_before_train_is_told(photos, command_line, tmp_path):
 def test_appended_images_are_encoded_with_the_models_of_the_run(
     own_photos, own_run, reference_digests, command_line
 ):
-    (own_photos / "flower.jpg").write_bytes(encode_jpeg(read_photo("flower"), 92))
+    (own_photos / "retina.jpg").write_bytes(encode_jpeg(read_photo("retina"), 92))
     listed = [*tiny_options(), "--workers", "0", "--append"]
     result = command_line("index", own_photos, own_run, *listed)
     assert result.returncode == 0, result.stderr
@@ -73,9 +73,9 @@ def test_appended_images_are_encoded_with_the_models_of_the_run(
     # another folder: other URIs, so all of them are new; what was there stays as it was
     assert [segment.num_images for segment in run.plan.all()] == [22, 23]
     assert digests_of(own_run)["models"] == reference_digests["models"]
-    found = parse(command_line("search", own_run, own_photos / "flower.jpg", "-k", "1", "--json"))
+    found = parse(command_line("search", own_run, own_photos / "retina.jpg", "-k", "1", "--json"))
     assert found["version"] == 2
-    assert found["results"][0]["hits"][0]["uri"].endswith("flower.jpg")
+    assert found["results"][0]["hits"][0]["uri"].endswith("retina.jpg")
     again = command_line("index", own_photos, own_run, *listed)
     assert again.returncode == 0, again.stderr
     assert len(run.plan.all()) == 2, "nothing is new the second time"
@@ -85,7 +85,7 @@ def test_changed_image_replaces_the_old_one(own_photos, command_line, tmp_path):
     run = tmp_path / "own"
     options = [*tiny_options(), "--workers", "0", "--quiet", "--accept"]
     assert command_line("index", own_photos, run, *options).returncode == 0
-    (own_photos / "coffee.jpg").write_bytes(encode_jpeg(read_photo("flower"), 95))
+    (own_photos / "coffee.jpg").write_bytes(encode_jpeg(read_photo("retina"), 95))
     assert command_line("index", own_photos, run, *options, "--append").returncode == 0
     found = parse(command_line("search", run, own_photos / "coffee.jpg", "-k", "50", "--json"))
     named = [hit["image_id"] for hit in found["results"][0]["hits"] if hit["uri"].endswith("/coffee.jpg")]

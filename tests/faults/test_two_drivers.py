@@ -47,7 +47,7 @@ def more(tmp_path):
     """A folder of two images to append."""
     folder = tmp_path / "more"
     folder.mkdir()
-    for name in ("flower", "retina"):
+    for name in ("ihc", "retina"):
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
     return folder
 

@@ -18,7 +18,7 @@ from ckn_scale.pipeline import index_images
 def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight photographs and as many distractors, indexed and published with the tiny preset."""
     folder = tmp_path_factory.mktemp("photos")
-    for name in (*PHOTOS, *DISTRACTORS[:8]):
+    for name in (*PHOTOS[:8], *DISTRACTORS[:8]):
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
     run = tmp_path_factory.mktemp("served") / "run"
     settings = load_settings("tiny", None, ["plan.images_per_shard=4"])

@@ -28,7 +28,7 @@ def test_broken_images_are_not_published_and_not_held_against_a_later_append(ref
         folder.mkdir()
     for name in ("clock_motion", "coins", "rocket"):
         (folders[0] / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 80)[:900])
-    (folders[0] / "flower.jpg").write_bytes(encode_jpeg(read_photo("flower"), 80))
+    (folders[0] / "ihc.jpg").write_bytes(encode_jpeg(read_photo("ihc"), 80))
     (folders[1] / "retina.jpg").write_bytes(encode_jpeg(read_photo("retina"), 80))
 
     with pytest.raises(RunFailed) as refusal:
