@@ -90,6 +90,8 @@ def test_nonce_is_seen_by_another_opening(run):
     nonce = run.write_nonce()
     RunFolder.open(run.url).check_nonce(nonce)
     run.remove_nonce(nonce)
+    with pytest.raises(InputError, match="does not see the run"):
+        RunFolder.open(run.url).check_nonce(nonce)
 
 
 def test_nonce_unseen_names_host_and_path(tmp_path):
