@@ -90,7 +90,7 @@ def index_here(photos: Path | str, run: Path | str, **options: Any) -> Any:
 
 
 def copy_trained(reference: Path, target: Path) -> Path:
-    """A run as it stands when its models are learned and nothing is encoded; without the sample."""
+    """A run as it is when its models are learned and nothing is encoded; without the sample."""
     left_out = ("vectors", "descriptors", "thumbnails", "patches", "priorities", "subpatches", "index")
     shutil.copytree(reference, target, ignore=shutil.ignore_patterns(*left_out, "events", "nonces"))
     for folder in (target / "commits").iterdir():

@@ -153,7 +153,7 @@ def test_interrupted_on_ray(photos, reference, start, tmp_path):
 
 
 def test_terminated_while_ray_starts(photos, reference, start, tmp_path):
-    """Its processes live until the driver ends them: one that has lost its raylet ends where it stands."""
+    """Its processes live until the driver ends them: one that has lost its raylet ends at once."""
     run = copy_trained(reference, tmp_path / "run")
     process, mark = start("index", photos, run, *tiny_options(), "--workers", "1", "--ray", "local")
     raylet = wait_for(lambda: _find_child(process.pid, b"raylet/raylet"), "the raylet starts", process)

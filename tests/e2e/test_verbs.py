@@ -215,9 +215,9 @@ def _sampled(run):
 
 def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests, command_line):
     orphan = own_run / "vectors" / "00001-0123456789abcdef0123456789abcdef.parquet"
-    unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
+    uncommitted = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
     orphan.write_bytes(b"a lost attempt")
-    unsettled.write_bytes(b"of a shard that has no record")
+    uncommitted.write_bytes(b"of a shard that has no record")
     number = min(read_commits(own_run, "build_index"))
     lost_build = own_run / "index" / f"{number}-0123456789abcdef" / "shard-00000.faiss"
     lost_build.parent.mkdir()
@@ -226,7 +226,7 @@ def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests
     assert "0 files" in command_line("gc", own_run).stdout, "younger than the grace time"
     result = command_line("gc", own_run, "--grace-h", "0", "--samples")
     assert result.returncode == 0, result.stderr
-    assert (orphan.exists(), unsettled.exists(), lost_build.exists()) == (False, True, False)
+    assert (orphan.exists(), uncommitted.exists(), lost_build.exists()) == (False, True, False)
     assert not list(own_run.rglob(".new-*"))
     assert _sampled(own_run) == {"images"}
     for folder in (own_run / "index", *(own_run / "commits").glob("certify_index-*")):

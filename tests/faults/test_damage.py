@@ -1,4 +1,4 @@
-"""Files of a finished run are cut, altered or lost: noticed, and made again by the same command."""
+"""Files of a finished run are cut, altered or lost: noticed, and rebuilt by the same command."""
 
 from __future__ import annotations
 

@@ -165,16 +165,16 @@ def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
     monkeypatch.setattr(step_module, "hit_failpoint", let_the_other_commit)
     with pytest.raises(RunMismatch, match=r"encode_images shard 3 was made by .* another release"):
         process_shard(EncodeImages(run), 3)
-    (standing,) = read_commits(run.url).values()
-    assert standing.fingerprint == NewerEncodeImages(run).fingerprint
+    (committed,) = read_commits(run.url).values()
+    assert committed.fingerprint == NewerEncodeImages(run).fingerprint
 
 
 def test_another_release_does_not_retry_a_shard(reference, tmp_path):
     run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
-    standing = read_commits(run.url)
+    committed = read_commits(run.url)
     with pytest.raises(RunMismatch, match="another release"):
-        redo_shard(NewerEncodeImages(run), standing[3], "retry of failures")
-    assert read_commits(run.url) == standing
+        redo_shard(NewerEncodeImages(run), committed[3], "retry of failures")
+    assert read_commits(run.url) == committed
 
 
 def test_no_build_is_named_over_a_shard_of_another_release(reference, tmp_path):

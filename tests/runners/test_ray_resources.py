@@ -107,7 +107,7 @@ def test_cluster_of_our_own_has_a_core_for_each_thread_and_workers_hold_them(pho
     assert result.stdout.split() == ["2", "4.0"]
 
 
-def test_device_is_settled_by_what_is_named_then_by_the_run_then_by_torch(reference, tmp_path):
+def test_device_is_chosen_by_what_is_named_then_by_the_run_then_by_torch(reference, tmp_path):
     def device(run, *overrides, **named):
         return resolve_settings(str(run), "tiny", None, overrides, **named).numerics.device
 

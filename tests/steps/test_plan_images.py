@@ -118,7 +118,7 @@ def race(monkeypatch, rival):
     monkeypatch.setattr(plan_step, "hit_failpoint", lambda *place: rivals.pop()() if rivals else None)
 
 
-def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_plan_that_stands(tmp_path, monkeypatch):
+def test_plan_images_that_loses_an_append_adds_what_is_new_to_the_current_plan(tmp_path, monkeypatch):
     first, mine = add_images(tmp_path / "a", "1.jpg"), add_images(tmp_path / "b", "2.jpg", "3.jpg")
     url = str(tmp_path / "run")
     plan_images(url, settings(), first)

@@ -61,7 +61,7 @@ def test_race_of_commits_has_one_winner(run):
     with ThreadPoolExecutor(6) as pool:
         outcomes = list(pool.map(run.commits("encode").commit, offers))
     assert sum(won for _, won in outcomes) == 1
-    assert {standing.attempt for standing, _ in outcomes} == {run.commits("encode").get(3).attempt}
+    assert {committed.attempt for committed, _ in outcomes} == {run.commits("encode").get(3).attempt}
 
 
 def test_next_generation_supersedes(run):
@@ -82,7 +82,7 @@ def test_late_first_generation_learns_of_the_highest(run):
     assert log.commit(make_commit(1)) == (repair, False)
 
 
-def test_damaged_record_leaves_the_generation_before_it_standing(run, store, damage):
+def test_damaged_record_leaves_the_generation_before_it_current(run, store, damage):
     log = run.commits("encode")
     first = make_commit(1)
     log.commit(first)
@@ -98,11 +98,11 @@ def test_commit_over_a_damaged_record_takes_the_next_generation(run, store, dama
     log = run.commits("encode")
     assert log.committed() == {}
     assert log.get(1) is None
-    standing, won = log.commit(make_commit(1))
+    committed, won = log.commit(make_commit(1))
     assert won
-    assert (standing.generation, standing.supersedes) == (2, 1)
-    assert "00001.1.json is not a whole record" in standing.reason
-    assert run.commits("encode").committed() == {1: standing}
+    assert (committed.generation, committed.supersedes) == (2, 1)
+    assert "00001.1.json is not a whole record" in committed.reason
+    assert run.commits("encode").committed() == {1: committed}
 
 
 def test_record_in_the_place_of_another_is_invalid(run, store):

@@ -66,7 +66,7 @@ def test_columns_and_their_float_type_do_not_matter():
 
 
 def test_subspace_iteration_ends_by_its_residual(monkeypatch):
-    """A spectrum that falls slowly: eight rounds, as it once was, leave the last directions unsettled."""
+    """A spectrum that falls slowly: eight rounds, as it once was, leave the last directions unconverged."""
     monkeypatch.setattr(pca, "_EXACT_SIZE", 10)
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(600, 600)))[0]
