@@ -33,11 +33,11 @@ from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
 from ckn_scale.core.augmentations import VIEWS, render_view
-from ckn_scale.core.encoder import ImageEncoder, PreparedImage
+from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.core.images import decode_image, encode_jpeg, encode_thumbnail
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.preprocessor import detect_keypoints
+from ckn_scale.core.preprocessor import PreparedImage, detect_keypoints
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.pipeline import sample, train

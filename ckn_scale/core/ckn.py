@@ -92,23 +92,30 @@ class CknEncoder:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be ≥ 1, got {batch_size}")
-        _check_dtype(ckn, dtype)
+        narrowest = min(layer.alpha for layer in ckn.layers)
+        if dtype in _HALF_TYPES and narrowest < 0.2:
+            # A narrow kernel multiplies the rounding of a half-precision product by 1/α².
+            raise ValueError(
+                f"α = {narrowest:.3g} is too small for {dtype}: use float32 for {ckn.spec.channel}"
+            )
         self.ckn, self.device = ckn, torch.device(device)
         self.group = batch_size if self.device.type != "cpu" else _choose_group(ckn, batch_size)
         self.batch_size = batch_size
         like = torch.empty(0, dtype=dtype, device=self.device)
-        self._build_layers(like)
-        self.out = like.new_empty(batch_size, ckn.dim)
-        self._lock = threading.Lock()
-
-    def _build_layers(self, like: Tensor) -> None:
-        ckn = self.ckn
-        sides = layer_sides(ckn.spec, ckn.patch_size_px)
-        self.first = _build_first(ckn, self.group, like)
+        spec, size_px = ckn.spec, ckn.patch_size_px
+        self.first: FirstLayer | TabulatedOrientations
+        if spec.channel == "grad" and spec.input_blur_px == 0 and self.device.type == "cpu":
+            self.first = TabulatedOrientations(spec, ckn.layers[0], size_px, self.group)
+        else:
+            self.first = FirstLayer(spec, ckn.layers[0], size_px, self.group, like)
         self.deep = [
             DeepLayer(layer, below.spec.num_filters, side, like)
-            for below, layer, (_, side) in zip(ckn.layers, ckn.layers[1:], sides, strict=False)
+            for below, layer, (_, side) in zip(
+                ckn.layers, ckn.layers[1:], layer_sides(spec, size_px), strict=False
+            )
         ]
+        self.out = like.new_empty(batch_size, ckn.dim)
+        self._lock = threading.Lock()
 
     def encode_group(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
         """`group` patches → maps (B, side, side, filters) of the last layer."""
@@ -126,13 +133,6 @@ class CknEncoder:
             return raise_to_power(self.out, self.ckn.spec.descriptor_power)
 
 
-def _build_first(ckn: Ckn, group: int, like: Tensor) -> FirstLayer | TabulatedOrientations:
-    spec, layer = ckn.spec, ckn.layers[0]
-    if spec.channel == "grad" and spec.input_blur_px == 0 and like.device.type == "cpu":
-        return TabulatedOrientations(spec, layer, ckn.patch_size_px, group)
-    return FirstLayer(spec, layer, ckn.patch_size_px, group, like)
-
-
 def _choose_group(ckn: Ckn, batch_size: int) -> int:
     """Patches that go through the layers together: a divisor of the batch that fits the cache."""
     sides = [before for before, _ in layer_sides(ckn.spec, ckn.patch_size_px)]
@@ -141,13 +141,6 @@ def _choose_group(ckn: Ckn, batch_size: int) -> int:
     largest = max(side**2 * width for side, width in zip(sides, widths, strict=True))
     limit = max(1, _GROUP_FLOATS // largest)
     return max(divisor for divisor in range(1, limit + 1) if batch_size % divisor == 0)
-
-
-def _check_dtype(ckn: Ckn, dtype: torch.dtype) -> None:
-    """A narrow kernel multiplies the rounding of a half-precision product by 1/α²."""
-    narrowest = min(layer.alpha for layer in ckn.layers)
-    if dtype in _HALF_TYPES and narrowest < 0.2:
-        raise ValueError(f"α = {narrowest:.3g} is too small for {dtype}: use float32 for {ckn.spec.channel}")
 
 
 def _exact_convolutions(device: torch.device) -> AbstractContextManager[None]:

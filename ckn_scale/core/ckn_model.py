@@ -65,35 +65,25 @@ class Ckn:
         """What `to_part` gave; ValueError when arrays are missing or their shapes do not fit the settings."""
         arrays, metadata = part
         spec = ckn_spec_from_dict(metadata["spec"])
-        ckn = cls(spec, int(metadata["patch_size_px"]), tuple(_read_layers(spec, arrays, metadata["alphas"])))
-        _check_layers(ckn)
-        return ckn
-
-
-def _read_layers(spec: CknSpec, arrays: Mapping[str, np.ndarray], alphas: list[float]) -> list[CknLayer]:
-    if len(alphas) != len(spec.layers):
-        raise ValueError(f"a CKN of {len(spec.layers)} layers needs as many alphas, got {len(alphas)}")
-    layers = []
-    for index, (layer_spec, alpha) in enumerate(zip(spec.layers, alphas, strict=True)):
-        missing = {f"layer{index}.weights", f"layer{index}.bias"} - set(arrays)
-        if missing:
-            raise ValueError(f"arrays of the CKN are missing: {', '.join(sorted(missing))}")
-        weights, bias = arrays[f"layer{index}.weights"], arrays[f"layer{index}.bias"]
-        layers.append(CknLayer(layer_spec, float(alpha), weights, bias, arrays.get(f"layer{index}.factor")))
-    return layers
-
-
-def _check_layers(ckn: Ckn) -> None:
-    for index, layer in enumerate(ckn.layers):
-        shape = (layer.spec.num_filters, subpatch_dim(ckn.spec, index))
-        if layer.weights.shape != shape:
-            raise ValueError(f"weights of layer {index} must be {shape}, got {layer.weights.shape}")
-        if layer.bias.shape != shape[:1]:
-            raise ValueError(f"bias of layer {index} must be {shape[:1]}, got {layer.bias.shape}")
-        if layer.factor is not None and layer.factor.shape != (shape[0], shape[0]):
-            raise ValueError(
-                f"factor of layer {index} must be square in {shape[0]}, got {layer.factor.shape}"
-            )
+        alphas = metadata["alphas"]
+        if len(alphas) != len(spec.layers):
+            raise ValueError(f"a CKN of {len(spec.layers)} layers needs as many alphas, got {len(alphas)}")
+        layers = []
+        for index, (layer_spec, alpha) in enumerate(zip(spec.layers, alphas, strict=True)):
+            missing = {f"layer{index}.weights", f"layer{index}.bias"} - set(arrays)
+            if missing:
+                raise ValueError(f"arrays of the CKN are missing: {', '.join(sorted(missing))}")
+            weights, bias = arrays[f"layer{index}.weights"], arrays[f"layer{index}.bias"]
+            factor = arrays.get(f"layer{index}.factor")
+            shape = (layer_spec.num_filters, subpatch_dim(spec, index))
+            if weights.shape != shape:
+                raise ValueError(f"weights of layer {index} must be {shape}, got {weights.shape}")
+            if bias.shape != shape[:1]:
+                raise ValueError(f"bias of layer {index} must be {shape[:1]}, got {bias.shape}")
+            if factor is not None and factor.shape != (shape[0], shape[0]):
+                raise ValueError(f"factor of layer {index} must be square in {shape[0]}, got {factor.shape}")
+            layers.append(CknLayer(layer_spec, float(alpha), weights, bias, factor))
+        return cls(spec, int(metadata["patch_size_px"]), tuple(layers))
 
 
 def ckn_spec_from_dict(settings: Mapping[str, Any]) -> CknSpec:

@@ -182,7 +182,12 @@ def _make_extractor(ckn: Ckn, spec: CknSpec, device: str) -> Callable[[np.ndarra
     if not ckn.layers:
         inputs = InputSubpatches(spec, ckn.patch_size_px, _DRAW_BATCH, torch.device(device))
         basis = inputs.basis
-        return lambda batch: _read_positions(inputs(batch)[:, :, : inputs.count].mT, basis)
+
+        def read_pixels(batch: np.ndarray) -> Tensor:
+            coordinates = inputs(batch)[:, :, : inputs.count].mT
+            return coordinates if basis is None else coordinates @ basis
+
+        return read_pixels
     encoder = CknEncoder(ckn, batch_size=_DRAW_BATCH, device=device)
     kernel, filters = spec.layers[len(ckn.layers)].patch_px, ckn.spec.layers[-1].num_filters
     side = layer_sides(ckn.spec, ckn.patch_size_px)[-1][1]
@@ -192,11 +197,6 @@ def _make_extractor(ckn: Ckn, spec: CknSpec, device: str) -> Callable[[np.ndarra
         return unfold_maps(maps, kernel).flatten(3).flatten(1, 2)
 
     return extract
-
-
-def _read_positions(coordinates: Tensor, basis: Tensor | None) -> Tensor:
-    """Sub-patches (B, positions, q) as pixels, whatever coordinates the extractor uses."""
-    return coordinates if basis is None else coordinates @ basis
 
 
 def _draw_rows(rows: Tensor, ids: np.ndarray, per_patch: int, seed: int, layer: int) -> Subpatches:

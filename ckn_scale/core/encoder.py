@@ -64,12 +64,12 @@ class ImageEncoder:
             KeypointSpec(**metadata["keypoints"]),
             PatchSpec(**metadata["patches"]),
         )
-        channels = tuple(
-            _load_channel(parts, name, weight, metadata["numerics"])
-            for name, weight in zip(metadata["channels"], metadata["weights"], strict=True)
-        )
+        channels = []
+        for name, weight in zip(metadata["channels"], metadata["weights"], strict=True):
+            words = np.ascontiguousarray(parts[f"codebook-{name}"].arrays["centroids"], dtype=np.float32)
+            channels.append(Channel(load_descriptor(parts, name, metadata["numerics"]), words, weight))
         reduction = load_reduction(parts["reduction"]) if with_reduction else None
-        return ImageEncoder(preprocessor, channels, metadata["intra_normalise"], reduction)
+        return ImageEncoder(preprocessor, tuple(channels), metadata["intra_normalise"], reduction)
 
     @property
     def dim(self) -> int:
@@ -168,13 +168,6 @@ def load_descriptor(
         device=numerics["device"],
         dtype=numerics["dtype"],
     )
-
-
-def _load_channel(
-    parts: Mapping[str, ModelPart], channel: str, weight: float, numerics: Mapping[str, Any]
-) -> Channel:
-    centroids = np.ascontiguousarray(parts[f"codebook-{channel}"].arrays["centroids"], dtype=np.float32)
-    return Channel(load_descriptor(parts, channel, numerics), centroids, weight)
 
 
 def load_reduction(part: ModelPart) -> Reduction | None:

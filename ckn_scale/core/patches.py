@@ -19,7 +19,8 @@ def extract_patches(image: np.ndarray, keypoints: Keypoints, spec: PatchSpec) ->
     A patch is the square of half side `spec.region` in the keypoint's frame; outside the image the
     nearest pixel is repeated.
     """
-    _check_image(image)
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        raise ValueError(f"image must be (H, W) or (H, W, 3) uint8, got {image.shape} {image.dtype}")
     transforms = _patch_transforms(keypoints.frames, spec)  # patch pixel → image pixel
     levels = choose_levels(transforms)
     pyramid = _build_pyramid(image, int(levels.max(initial=0)))
@@ -55,11 +56,6 @@ def choose_levels(transforms: np.ndarray) -> np.ndarray:
     pitch_sq = 0.5 * (square_sum + np.sqrt(np.maximum(square_sum**2 - 4 * determinant**2, 0.0)))
     levels: np.ndarray = np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
     return levels
-
-
-def _check_image(image: np.ndarray) -> None:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        raise ValueError(f"image must be (H, W) or (H, W, 3) uint8, got {image.shape} {image.dtype}")
 
 
 def _patch_transforms(frames: np.ndarray, spec: PatchSpec) -> np.ndarray:

@@ -291,17 +291,6 @@ def merge_topk(
     """
     if k < 1:
         raise ValueError(f"k must be ≥ 1, got {k}")
-    _check_lists(values, ids)
-    worst = np.float32(-np.inf if larger_is_better else np.inf)
-    all_ids = np.concatenate(ids, axis=1).astype(np.int64)
-    all_values = np.where(all_ids == NO_ID, worst, np.concatenate(values, axis=1)).astype(np.float32)
-    costs = -all_values if larger_is_better else all_values
-    # The middle key keeps fillers behind real entries whose value is infinite too.
-    order = np.lexsort((all_ids, all_ids == NO_ID, costs), axis=-1)[:, :k]
-    return np.take_along_axis(all_values, order, axis=1), np.take_along_axis(all_ids, order, axis=1)
-
-
-def _check_lists(values: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> None:
     if len(values) != len(ids) or not values:
         raise ValueError(f"merge needs as many value lists as id lists, got {len(values)} and {len(ids)}")
     for value, index in zip(values, ids, strict=True):
@@ -311,6 +300,13 @@ def _check_lists(values: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> Non
             )
         if np.isnan(value).any():
             raise ValueError("values must be numbers, got NaN")
+    worst = np.float32(-np.inf if larger_is_better else np.inf)
+    all_ids = np.concatenate(ids, axis=1).astype(np.int64)
+    all_values = np.where(all_ids == NO_ID, worst, np.concatenate(values, axis=1)).astype(np.float32)
+    costs = -all_values if larger_is_better else all_values
+    # The middle key keeps fillers behind real entries whose value is infinite too.
+    order = np.lexsort((all_ids, all_ids == NO_ID, costs), axis=-1)[:, :k]
+    return np.take_along_axis(all_values, order, axis=1), np.take_along_axis(all_ids, order, axis=1)
 
 
 def check_ids(ids: np.ndarray) -> None:

@@ -63,12 +63,10 @@ def parse_requests(text: str, load: Callable[[str | None], Settings]) -> list[Re
     repeated = [name for position, name in enumerate(names) if name in names[:position]]
     if repeated:
         raise InputError(f"--descriptors names {repeated[0]} twice")
-    return [_parse_request(name, load) for name in names]
-
-
-def _parse_request(name: str, load: Callable[[str | None], Settings]) -> Request:
-    members = tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load))
-    return Request(name, members)
+    return [
+        Request(name, tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load)))
+        for name in names
+    ]
 
 
 def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Member]:
@@ -79,14 +77,10 @@ def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Membe
         settings = load(preset if colon else None)
         groups = dict(zip(GROUPS, (settings.channel_names, CHANNELS), strict=True))
         names = groups.get(kind, [kind.removeprefix("ckn-")])
-        return [Member(f"{preset}{colon}ckn-{one}", settings, _find_channel(settings, one)) for one in names]
+        channels = load_spare_channels() | {one.ckn.channel: one for one in reversed(settings.channels)}
+        return [Member(f"{preset}{colon}ckn-{one}", settings, channels[one]) for one in names]
     known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), *GROUPS]
     raise InputError(f"unknown descriptor {part!r}; there are: {', '.join(known)}")
-
-
-def _find_channel(settings: Settings, name: str) -> ChannelSpec:
-    indexed = [channel for channel in settings.channels if channel.ckn.channel == name]
-    return indexed[0] if indexed else load_spare_channels()[name]
 
 
 def list_members(requests: Sequence[Request]) -> list[Member]:
@@ -102,27 +96,25 @@ def fit_member(
     `smoothing_px` blurs the patch first; by default as the member's own settings say.
     """
     if member.channel is None:
-        return _make_sift(member, smoothing_px)
+        options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
+        sift = SiftDescriptor(root=SIFTS[member.label], **options)
+        key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
+        return KeyedDescriptor(sift, key)
     channel = member.channel
     if smoothing_px is not None:
         channel = replace(channel, ckn=replace(channel.ckn, input_blur_px=smoothing_px))
     return _fit_ckn(channel, member.settings, source, cache)
 
 
-def _make_sift(member: Member, smoothing_px: float | None) -> KeyedDescriptor:
-    options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
-    sift = SiftDescriptor(root=SIFTS[member.label], **options)
-    key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
-    return KeyedDescriptor(sift, key)
-
-
 def _fit_ckn(
     channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
 ) -> KeyedDescriptor:
     patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
-    numerics = settings.numerics.model_dump()
-    key = make_key("ckn", hash_code(), numerics, patches, channel.ckn, channel.projection, settings.training)
-    options = _run_options(settings)
+    numerics = settings.numerics
+    key = make_key(
+        "ckn", hash_code(), numerics.model_dump(), patches, channel.ckn, channel.projection, settings.training
+    )
+    options = {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
     arrays = cache.load(key)
     if arrays is None:
         arrays = _train(channel, settings, patches, options)
@@ -130,11 +122,6 @@ def _fit_ckn(
     seconds, metadata = float(arrays.pop("seconds")[0]), json.loads(arrays.pop("metadata").tobytes())
     descriptor = CknDescriptor.from_part(ModelPart(arrays, metadata), **options)
     return KeyedDescriptor(descriptor, key, round(seconds, 3), options)
-
-
-def _run_options(settings: Settings) -> dict[str, Any]:
-    numerics = settings.numerics
-    return {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
 
 
 def _train(

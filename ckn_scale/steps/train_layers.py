@@ -220,12 +220,6 @@ class TrainLayer(ChannelStep):
         return add_layer(below, spec, subpatches, training, rate=rate, device=self.settings.numerics.device)
 
 
-def learned_layers(settings: Settings, position: int) -> range:
-    """The layers of a channel that are learned: all but grad's orientations."""
-    ckn = settings.channels[position].ckn
-    return range(1 if ckn.channel == "grad" else 0, len(ckn.layers))
-
-
 def list_layer_labels(run: RunFolder, settings: Settings, below: int | None = None) -> list[str]:
     """What the layers below one, or all of them, are filed under, lowest first."""
     count = max(len(channel.ckn.layers) for channel in settings.channels) if below is None else below

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from web_hosts import WebHost, dead_url
 
-from ckn_scale.core.encoder import PreparedImage, Preprocessor
 from ckn_scale.core.images import encode_jpeg
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected, TransientStoreError
 from ckn_scale.failpoints import HANG_VARIABLE, KILL_VARIABLE

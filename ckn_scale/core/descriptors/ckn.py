@@ -55,20 +55,17 @@ class CknDescriptor:
         out = np.empty((len(patches), self.dim), np.float32)
         for start, batch in pad_batches(patches, self._encoder.batch_size):
             rows = out[start : start + self._encoder.batch_size]
-            rows[:] = self._describe_batch(batch)[: len(rows)].cpu().numpy()
+            with torch.inference_mode():
+                pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None)
+                norms = None
+                if self._factor is not None:
+                    cells = (pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T).view(
+                        len(pooled), -1
+                    )
+                    norms = torch.linalg.vector_norm(cells, dim=1, dtype=torch.float32)
+                projected = project_rows(pooled, self._matrix, self._offset, norms)
+            rows[:] = projected[: len(rows)].cpu().numpy()
         return out
-
-    def _describe_batch(self, patches: np.ndarray) -> Tensor:
-        with torch.inference_mode():
-            pooled = self._encoder.encode_batch(patches, last_factor=self._factor is None)
-            return project_rows(pooled, self._matrix, self._offset, self._measure_norms(pooled))
-
-    def _measure_norms(self, pooled: Tensor) -> Tensor | None:
-        if self._factor is None:
-            return None
-        cells = pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T
-        norms: Tensor = torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
-        return norms
 
     def to_part(self) -> ModelPart:
         """Both models as one; `from_part` reads it, `from_parts` reads them apart."""
