@@ -1,4 +1,4 @@
-"""The regions of images and their patches, through the pipeline's front, kept in the cache."""
+"""The regions of images and their patches, as the pipeline finds and cuts them, kept in the cache."""
 
 from __future__ import annotations
 
