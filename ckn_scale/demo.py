@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import shutil
 import time
 import urllib.request
@@ -28,8 +27,6 @@ from ckn_scale.errors import InputError, MissingDependency
 
 if TYPE_CHECKING:
     from ckn_scale.runners.driver import ProgressHook
-
-log = logging.getLogger(__name__)
 
 PHOTOS = (
     "astronaut",
