@@ -88,7 +88,9 @@ def test_make_targets_of_the_readme_exist():
         assert f"\n{target}:" in makefile
 
 
-@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "tests/README.md", "ckn_scale/core/PAPER.md"])
+@pytest.mark.parametrize(
+    "document", ["CONTRIBUTING.md", "tests/README.md", "ckn_scale/core/PAPER.md", "ckn_scale/ARCHITECTURE.md"]
+)
 def test_files_and_names_of_a_document_exist(document):
     """A file in backticks is there, and so is the name in `file.py: name`."""
     named = set(FILE.findall((ROOT / document).read_text()))
