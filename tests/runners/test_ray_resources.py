@@ -14,6 +14,7 @@ from ckn_scale.config import Resources
 from ckn_scale.errors import InputError
 from ckn_scale.pipeline import resolve_settings
 from ckn_scale.runners.ray_actors import count_needs, count_room
+from ckn_scale.steps.plan_images import plan_images
 
 NODES = [
     {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 4.0}},
@@ -47,8 +48,10 @@ def cluster(user_env):
 def driver(cluster, *arguments):
     command = [*index_command("-v", "index", *arguments), *tiny_options(), "--ray", "auto"]
     with subprocess.Popen(command, env=cluster.driver_env, stderr=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:  # one that is asked for more than there is would wait for minutes
+            process.kill()
 
 
 def test_gpus_are_left_alone_by_a_run_that_does_not_compute_on_them(
@@ -64,6 +67,7 @@ def test_gpus_are_left_alone_by_a_run_that_does_not_compute_on_them(
     assert digests_of(run) == reference_digests
 
 
+@pytest.mark.timeout(100)
 def test_gpus_are_given_to_a_run_that_computes_on_them(cluster, photos, tmp_path):
     with driver(cluster, photos, tmp_path / "run", "--workers", "2", "--device", "cuda") as index:
         found = next(line for line in index.stderr if "workers ask for" in line)
@@ -107,7 +111,7 @@ def test_cluster_of_our_own_has_a_core_for_each_thread_and_workers_hold_them(pho
     assert result.stdout.split() == ["2", "4.0"]
 
 
-def test_device_is_chosen_by_what_is_named_then_by_the_run_then_by_torch(reference, tmp_path):
+def test_device_is_chosen_by_what_is_named_then_by_the_run_then_by_torch(reference, photos, tmp_path):
     def device(run, *overrides, **named):
         return resolve_settings(str(run), "tiny", None, overrides, **named).numerics.device
 
@@ -115,5 +119,7 @@ def test_device_is_chosen_by_what_is_named_then_by_the_run_then_by_torch(referen
     assert device(tmp_path / "new", "numerics.device=cuda") == "cuda"
     assert device(tmp_path / "new", device="cuda") == "cuda"
     assert device(reference) == "cpu"
+    plan_images(str(tmp_path / "begun"), resolve_settings("", "tiny", device="cuda"), str(photos))
+    assert device(tmp_path / "begun") == "cuda"
     with pytest.raises(InputError, match=r"--device cuda, but the models of .* were learned on cpu"):
         device(tmp_path / "new", device="cuda", models=str(reference))
