@@ -85,17 +85,16 @@ def index_images(
         allow_mix(run)
     with open_driver(run, resources, on_progress) as driver:
         driver.check_all = check_all
-        try:
-            train(driver)
-            version = publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
-        except CorruptData as damage:
-            if check_all:
-                raise
-            log.warning("%s: every file is checked now, and rebuilt where it is damaged", damage)
-            driver.check_all = True
-            train(driver)
-            version = publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
-    return summarise(driver, version)
+        while True:
+            try:
+                train(driver)
+                version = publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
+                return summarise(driver, version)
+            except CorruptData as damage:
+                if driver.check_all:
+                    raise
+                log.warning("%s: every file is checked now, and rebuilt where it is damaged", damage)
+                driver.check_all = True
 
 
 def resolve_settings(
@@ -117,13 +116,13 @@ def resolve_settings(
         settings = load_settings(preset, config, overrides, choose_device=lambda: find_device(run_url, ray))
     else:
         settings = load_settings(preset, config, [*overrides, f"numerics.device={device}"])
-    settled = settings_for_models(settings, models)
-    if device not in ("auto", settled.numerics.device):
+    resolved = settings_for_models(settings, models)
+    if device not in ("auto", resolved.numerics.device):
         raise InputError(
-            f"--device {device}, but the models of {models} were learned on {settled.numerics.device}: "
+            f"--device {device}, but the models of {models} were learned on {resolved.numerics.device}: "
             "descriptors are compared within one kind of device; leave --device out, or learn models there"
         )
-    return settled
+    return resolved
 
 
 def plan(
