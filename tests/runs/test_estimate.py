@@ -58,7 +58,7 @@ def test_sgd_is_timed_by_its_steps(photos, tmp_path):
     steps = estimate_run(plan_images(str(tmp_path / "run"), settings, str(photos)), settings).steps
     searching, descending = steps["search_rates"].seconds, steps["train_layer"].seconds
     counts = count_sgd_steps(settings.training)
-    # Both are a step's time times their number: a busy machine moves that little, a wrong number by thousands.
+    # Both are a step's time times their number: a busy machine moves that little, a wrong number a lot.
     assert 0.2 < (searching / descending) / (counts["search_rates"] / counts["train_layer"]) < 5
     assert descending > 1e6 * 50e-6, "no processor takes a step of four layers in 50 µs"
 
