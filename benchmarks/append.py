@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.runners.base import Progress
-from ckn_scale.runners.index_images import index_images
+from ckn_scale.pipeline import index_images
+from ckn_scale.runners.driver import Progress
 from ckn_scale.storage.run_folder import RunFolder
 
 SMALL_SHARDS = ("plan.images_per_shard=4", "index.shards_per_index_shard=1")

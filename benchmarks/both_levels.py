@@ -45,9 +45,11 @@ def measure_both(
     cache, train = ContentCache(arguments.cache, CACHE_BYTES), find_images(arguments.train_images)
     rows = [Request(RIVAL, (Member(RIVAL, settings),)), *requests]
     scenes = read_scenes(arguments.scenes)
-    patch_cells = PatchTable(scenes, rows, settings, train, cache, tell).measure([arguments.region], [0.0])
+    patch_cells = PatchTable(scenes, rows, settings, train, cache, report_progress).measure(
+        [arguments.region], [0.0]
+    )
     images = read_image_set(arguments.images, "holidays")
-    table = ImageTable(images, rows, settings, train, cache, tell, intra_choices=[True])
+    table = ImageTable(images, rows, settings, train, cache, report_progress, intra_choices=[True])
     image_cells = table.measure([Place(arguments.region, None)])
     return {
         row.name: Scores(
@@ -57,7 +59,7 @@ def measure_both(
     }
 
 
-def tell(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     """A line for each thing that is done: some take their time."""
     if done == total:
         print(f"  {what}", flush=True)

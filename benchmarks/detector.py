@@ -31,7 +31,7 @@ import numpy as np
 from detector_rivals import RIVALS, Rival
 from image_pairs import Pair, read_photos, read_scenes, tilt_photos
 
-from ckn_scale.core.regions import centres_inside, pair_regions, project_frames
+from ckn_scale.evaluate.matching import centres_inside, pair_regions, project_frames
 
 TARGETS = {
     "repeatability on scenes, ours − pyhesaff": 4.0,

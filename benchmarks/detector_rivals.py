@@ -42,7 +42,7 @@ def prepare_ours(image: np.ndarray, num_points: int, scale_weight: float = 1.0) 
 
 
 def prepare_pyhesaff(image: np.ndarray, num_points: int) -> Task:
-    """It tells no response, so the threshold for the wanted number is searched for, outside the clock.
+    """It reports no response, so the threshold for the wanted number is searched for, outside the clock.
 
     Its detection always describes the points too; counting does all of it but that, and is timed.
     """

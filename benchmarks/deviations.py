@@ -21,8 +21,8 @@ from typing import Any
 from both_levels import RIVAL, add_arguments, measure_both
 
 from ckn_scale.config import load_settings
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.specs import ChannelSpec
-from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.evaluate.descriptors import Member, Request
 
 PAPER_LAYERS: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {

@@ -37,7 +37,7 @@ from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.projection import Projection
+from ckn_scale.core.pca import Projection
 from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec, PatchSpec
 
 BATCH = 64

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.runners.base import Progress
-from ckn_scale.runners.index_images import index_images
-from ckn_scale.steps.estimate import Estimate, estimate_run
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.pipeline import index_images
+from ckn_scale.runners.driver import Progress
+from ckn_scale.runs.estimate import Estimate, estimate_run
+from ckn_scale.steps.plan_images import plan_images
 
 PHASES = {
     "encode_images": "encoding",

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckn_scale.core.flattening import learn_flattening
-from ckn_scale.core.principal import COLUMNS_PER_BLOCK
-from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.numerics import set_compute_threads
+from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 
 COMMON, ROWS_AT_ONCE = 64, 1000
 

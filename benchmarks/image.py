@@ -27,13 +27,12 @@ import cv2
 import numpy as np
 
 from ckn_scale.config import Settings, load_settings
-from ckn_scale.core.codebook import fit_codebook
 from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.detect import detect_keypoints
 from ckn_scale.core.images import decode_image, to_luma
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.threads import set_compute_threads
-from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.core.preprocessor import detect_keypoints
+from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import fit_member, list_members, parse_requests
 from ckn_scale.evaluate.image_sets import ImageSet, read_image_set

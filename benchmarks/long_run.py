@@ -25,8 +25,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ckn_scale.core.views import VIEWS, encode_jpeg
-from ckn_scale.demo import DISTRACTORS, PHOTOS, PHOTOS_TOO, read_photo
+from ckn_scale.core.augmentations import VIEWS
+from ckn_scale.core.images import encode_jpeg
+from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
 SIDE_PX = (96, 128)
 IMAGES_PER_TAR = 5000
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def render_tars(folder: Path, count: int) -> None:
-    photos = [read_photo(name) for name in (*PHOTOS, *PHOTOS_TOO, *DISTRACTORS)]
+    photos = [read_photo(name) for name in (*PHOTOS, *DISTRACTORS)]
     folder.mkdir(parents=True)
     for start in range(0, count, IMAGES_PER_TAR):
         with tarfile.open(folder / f"{start // IMAGES_PER_TAR:05d}.tar", "w") as tar:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ckn_scale.config import load_settings
-from ckn_scale.steps.plan import plan_images, read_segments
+from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.storage.plans import read_segments
 
 STRIDE = 7_368_787  # a prime: i × STRIDE modulo the count is a shuffle of 0 … count - 1
 

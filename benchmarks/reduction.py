@@ -24,12 +24,10 @@ import numpy as np
 
 from ckn_scale.config import load_settings
 from ckn_scale.core.flattening import fit_flattening, learn_flattening
-from ckn_scale.core.principal import split_columns
-from ckn_scale.core.projection import fit_projection_of_columns
+from ckn_scale.core.numerics import import_faiss, set_compute_threads
+from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.specs import ProjectionSpec
-from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.core.vector_codes import Rotation
-from ckn_scale.core.vector_index import import_faiss
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import parse_requests
 from ckn_scale.evaluate.image_sets import ImageSet, Query, read_image_set
@@ -102,14 +100,14 @@ def describe_set(
         settings,
         train,
         ContentCache(arguments.cache, 16 << 30),
-        tell,
+        report_progress,
         seeds=[seed],
         intra_choices=[True],
         workers=arguments.workers,
         reduction_images=others,
     )
     place = Place(settings.patches.region, None)
-    training = TrainingPatches(train, table.reader, tell)
+    training = TrainingPatches(train, table.reader, report_progress)
     members = [table.compare(member, place, training) for member in requests[0].members]
     vlads = table.mix_vlads(members, images.images, place, seed, True)
     files = [ImageFile(path) for path in others]
@@ -241,7 +239,7 @@ def fit_pq(learned: np.ndarray, size: int) -> Store:
     return lambda rows: quantiser.decode(quantiser.compute_codes(np.ascontiguousarray(rows)))
 
 
-def tell(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     if done == total:
         print(f"  {what}: {total}", flush=True)
 

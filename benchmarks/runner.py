@@ -6,7 +6,7 @@ Only the encode step is timed, in its steady state: from the moment when every w
 shard until the first worker has finished its last one. Start-up (processes, imports, models) is apart.
 Every worker computes on one thread; the loop is held to one core, because its threads that read ahead
 would otherwise use the second one. The rates hold on a quiet machine only; the CPU time that an image
-costs, in all processes together, is told as well, and says what the rates would be.
+costs, in all processes together, is reported as well, and says what the rates would be.
 
 Without --images, views of scikit-image's photographs are rendered.
 """
@@ -32,15 +32,17 @@ import numpy as np
 from cpu_time import CpuTime
 
 from ckn_scale.config import Resources, Settings, load_settings
-from ckn_scale.core.detect import detect_keypoints
-from ckn_scale.core.encoder import ImageEncoder, PreparedImage
-from ckn_scale.core.images import decode_image, encode_thumbnail
+from ckn_scale.core.augmentations import VIEWS, render_view
+from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.images import decode_image, encode_jpeg, encode_thumbnail
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.preprocessor import PreparedImage, detect_keypoints
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.runners.index_images import open_driver, sample, train
+from ckn_scale.pipeline import sample, train
+from ckn_scale.prepare_images import read_planned
+from ckn_scale.runners.driver import open_driver
 from ckn_scale.steps.encode_images import (
     EncodedRow,
     EncodeImages,
@@ -48,11 +50,12 @@ from ckn_scale.steps.encode_images import (
     tabulate_thumbnails,
     tabulate_vectors,
 )
-from ckn_scale.steps.model_parts import adopt_models, load_parts, read_generation
-from ckn_scale.steps.plan import PlannedImage, PlanReader, plan_images, require_segments
-from ckn_scale.steps.prepare_images import read_planned
+from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.steps.record_models import adopt_models
+from ckn_scale.storage.models import load_models, read_generation
+from ckn_scale.storage.plans import PlannedImage, PlanReader, require_segments
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, write_table
+from ckn_scale.storage.shards import Commit
 
 CREWS = {
     "loop": Resources(workers=0),
@@ -101,7 +104,7 @@ def prepare_run(source: Path, run: Path, settings: Settings, trained: Path) -> R
 def measure_crew(run: RunFolder, resources: Resources) -> Rate:
     begun = time.time()
     with open_driver(run, resources, lambda progress: None) as driver, CpuTime() as cpu:
-        driver.do(EncodeImages)
+        driver.run_step(EncodeImages(driver.run))
     return find_steady_rate(list(run.commits(EncodeImages.name).committed().values()), begun, cpu)
 
 
@@ -144,7 +147,7 @@ class Stopwatch:
 
 def split_time(run: RunFolder, settings: Settings) -> dict[str, float]:
     """Milliseconds of each part of an image's way, on one thread, without read-ahead."""
-    encoder = ImageEncoder.from_parts(load_parts(run, read_generation(run)[1]))
+    encoder = ImageEncoder.from_parts(load_models(run.store, read_generation(run).models))
     reader = PlanReader(run, require_segments(run))
     shards = range(-(-PROBED // settings.plan.images_per_shard))
     images = [image for shard in shards for image in reader.read_shard(shard)][:PROBED]
@@ -175,9 +178,9 @@ def _walk(
 
 def _write(rows: list[EncodedRow], run: RunFolder, codec: VectorCodec) -> None:
     attempt = os.urandom(8).hex()
-    write_table(run, "vectors", 0, attempt, tabulate_vectors(rows, codec))
-    write_table(run, "descriptors", 0, attempt, tabulate_descriptors(rows))
-    write_table(run, "thumbnails", 0, attempt, tabulate_thumbnails(rows))
+    run.write_table("vectors", 0, attempt, tabulate_vectors(rows, codec))
+    run.write_table("descriptors", 0, attempt, tabulate_descriptors(rows))
+    run.write_table("thumbnails", 0, attempt, tabulate_thumbnails(rows))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -189,8 +192,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     trained = folder / "trained"
     run = plan_images(str(trained), settings, str(name_images(source, folder / "sample", DISTINCT)))
     with open_driver(run, CREWS["pool of 2"], lambda progress: None) as driver:
-        sample(driver, settings)
-        train(driver, settings)
+        sample(driver)
+        train(driver)
     parts_ms = split_time(run, settings)
     alone = 1000 / sum(parts_ms.values())
     print(f"one image on one thread: {sum(parts_ms.values()):.0f} ms", flush=True)
@@ -234,7 +237,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--preset", default="compact")
     parser.add_argument("--set", action="append", default=["plan.images_per_shard=16"])
-    parser.add_argument("--seconds", type=float, default=120.0, help="steady state of each crew")
+    parser.add_argument("--seconds", type=float, default=120.0, help="steady state of each executor")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ckn-bench-") as folder:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss
+from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.vector_index import VectorIndex, build_exact
 
 K = 10
 ROUNDS = 5

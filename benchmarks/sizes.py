@@ -23,8 +23,8 @@ from both_levels import RIVAL, Scores, add_arguments, measure_both
 
 from ckn_scale.config import Settings, load_settings
 from ckn_scale.core.ckn_model import count_flops, layer_sides
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.specs import ChannelSpec
-from ckn_scale.core.threads import set_compute_threads
 from ckn_scale.evaluate.descriptors import Member, Request
 
 SIZES = {  # filters of layer two, by the dimension of a descriptor

@@ -15,15 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ckn_scale.config import load_settings
-from ckn_scale.steps.name_build import ENCODED
 from ckn_scale.storage.records import encode_record, new_attempt
-from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile
+from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
+from ckn_scale.storage.run_records import Generation, PlanSource, Segment
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile
 
 IMAGES_PER_SHARD = 256
 CALL = """
@@ -40,22 +40,23 @@ finally:
 
 def make_run(folder: Path, num_shards: int) -> RunFolder:
     run = RunFolder.create(str(folder), load_settings("compact").model_dump(mode="json"))
-    list_file = asdict(name_file("images", 0))
-    segment = {
-        "first_id": 0,
-        "num_images": num_shards * IMAGES_PER_SHARD,
-        "first_shard": 0,
-        "images_per_shard": IMAGES_PER_SHARD,
-        "files": [list_file],
-        "sample": list_file,
-        "queries": list_file,
-        "source": {"urls": ["photos"], "count": 1, "sha256": "0" * 64, "file": ""},
-        "replaced": [],
-        "columns": {},
-    }
-    run.plan.create(1, segment)
-    run.models.create(1, {"models": {"encoder": {"path": "models/encoder", "sha256": "0" * 64}}})
-    commits = folder / "commits" / ENCODED
+    file = name_file("images", 0)
+    segment = Segment(
+        number=1,
+        first_id=0,
+        num_images=num_shards * IMAGES_PER_SHARD,
+        first_shard=0,
+        images_per_shard=IMAGES_PER_SHARD,
+        files=(file,),
+        sample=file,
+        queries=file,
+        source=PlanSource(("photos",), 1, "0" * 64, ""),
+        replaced=(),
+        columns={},
+    )
+    run.plan.create(segment)
+    run.models.create(Generation(1, {"encoder": name_file("models", 0)}))
+    commits = folder / "commits" / ENCODE_IMAGES
     commits.mkdir(parents=True)
     for shard_id in range(num_shards):
         record = encode_record(make_commit(shard_id).to_body())
@@ -65,7 +66,7 @@ def make_run(folder: Path, num_shards: int) -> RunFolder:
 
 def make_commit(shard_id: int) -> Commit:
     return Commit(
-        step=ENCODED,
+        step=ENCODE_IMAGES,
         shard_id=shard_id,
         generation=1,
         attempt=new_attempt(),
@@ -79,9 +80,9 @@ def make_commit(shard_id: int) -> Commit:
     )
 
 
-def name_file(stage: str, shard_id: int) -> DataFile:
+def name_file(stage: str, shard_id: int) -> StoredFile:
     path = f"{stage}/{shard_id:05d}-{new_attempt()}.parquet"
-    return DataFile(path, hashlib.sha256(path.encode()).hexdigest(), IMAGES_PER_SHARD, 1_000_000 + shard_id)
+    return StoredFile(path, hashlib.sha256(path.encode()).hexdigest(), 1_000_000 + shard_id, IMAGES_PER_SHARD)
 
 
 def measure(folder: Path, num_shards: int) -> dict[str, Any]:

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from skimage import data
 
-from ckn_scale.core.ckn import Ckn, encode_patches
-from ckn_scale.core.ckn_model import CknLayer
-from ckn_scale.core.ckn_sgd import choose_rate, descend, draw_filters, pose_problem, try_rate
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.ckn_model import Ckn, CknLayer
+from ckn_scale.core.ckn_sgd import candidate_rates, choose_rate, descend, draw_filters, pose_problem, try_rate
 from ckn_scale.core.ckn_training import (
     Subpatches,
     choose_alpha,
@@ -35,14 +35,15 @@ from ckn_scale.core.ckn_training import (
     fit_layer,
     measure_kernel_error,
     start_ckn,
+    subpatches_per_patch,
 )
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
-from ckn_scale.core.detect import detect_keypoints
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.projection import fit_projection
+from ckn_scale.core.pca import fit_projection
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, KeypointSpec, LayerSpec, PatchSpec, ProjectionSpec
 from ckn_scale.evaluate.metrics import average_precision
 
@@ -131,7 +132,8 @@ def pose_task(arguments: argparse.Namespace) -> Task:
     patches = cut_training_patches(images[:half], arguments.patches_per_image)
     spec = CknSpec("grad", (LayerSpec(1, 16, 3), LayerSpec(4, arguments.filters, 2)))
     start = start_ckn(spec, PATCHES.size_px)
-    per_patch = -(-arguments.subpatches // len(patches))
+    training = CknTrainingSpec(num_subpatches=arguments.subpatches)
+    per_patch = subpatches_per_patch(training, len(patches))
     drawn = draw_subpatches(start, spec, patches, np.arange(len(patches)), per_patch, seed=0)
     rows = Subpatches.merge([drawn], arguments.subpatches).rows
     kept, tenth = len(rows) * 8 // 10, len(rows) // 10
@@ -151,11 +153,15 @@ def fit_by_nystrom(task: Task) -> Iterator[Fit]:
 
 def fit_by_sgd(task: Task, iterations: int, num_rates: int) -> Iterator[Fit]:
     """As published, seen at several stops on the way."""
-    training = CknTrainingSpec(sgd_iterations=iterations, sgd_validate_every=min(1000, iterations))
+    training = CknTrainingSpec(
+        sgd_iterations=iterations,
+        sgd_validate_every=min(1000, iterations),
+        sgd_rate_candidates=num_rates,
+    )
     begun = time.perf_counter()
     problem = pose_problem(torch.from_numpy(task.rows), task.alpha, training)
     start = draw_filters(problem, task.spec.layers[1].num_filters, seed=0)
-    rates = [2 ** (-k / 2) for k in range(num_rates)]
+    rates = candidate_rates(training)
     rate = choose_rate(rates, [try_rate(problem, start, rate, training) for rate in rates])
     print(f"sgd: rate {rate:.3g} of {num_rates} after {time.perf_counter() - begun:.0f} s", flush=True)
     seen = []

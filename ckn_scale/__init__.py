@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings, load_settings
     from ckn_scale.errors import (
         CknScaleError,
-        DataDamaged,
+        CorruptData,
         ImageRejected,
         InputError,
         MissingDependency,
+        RunFailed,
         RunMismatch,
         SettingsError,
-        StoreUnfit,
         TransientStoreError,
-        WorkFailed,
+        UnsupportedStore,
     )
-    from ckn_scale.runners.index_images import IndexReport
+    from ckn_scale.pipeline import IndexReport
     from ckn_scale.search.engine import Index, open_index
     from ckn_scale.search.shard import Hit
 
 __version__ = "0.1.0"
 __all__ = [
     "CknScaleError",
-    "DataDamaged",
+    "CorruptData",
     "Hit",
     "ImageRejected",
     "Index",
     "IndexReport",
     "InputError",
     "MissingDependency",
+    "RunFailed",
     "RunMismatch",
     "Settings",
     "SettingsError",
-    "StoreUnfit",
     "TransientStoreError",
-    "WorkFailed",
+    "UnsupportedStore",
     "__version__",
     "index",
     "load_settings",
@@ -57,7 +57,7 @@ _HOMES = {
     "index": "ckn_scale.api",
     "load_settings": "ckn_scale.config",
     "Settings": "ckn_scale.config",
-    "IndexReport": "ckn_scale.runners.index_images",
+    "IndexReport": "ckn_scale.pipeline",
     "Index": "ckn_scale.search.engine",
     "open_index": "ckn_scale.search.engine",
     "Hit": "ckn_scale.search.shard",

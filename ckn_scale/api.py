@@ -8,9 +8,8 @@ from typing import Literal, TypeAlias
 
 from ckn_scale.config import parse_resources
 from ckn_scale.errors import InputError
-from ckn_scale.runners.base import ProgressHook
-from ckn_scale.runners.devices import settle_settings
-from ckn_scale.runners.index_images import IndexReport, index_images
+from ckn_scale.pipeline import IndexReport, index_images, resolve_settings
+from ckn_scale.runners.driver import ProgressHook
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -37,28 +36,33 @@ def index(
 ) -> IndexReport:
     """Index images into the run folder `run` and publish them; called again, it goes on where it stopped.
 
-    `images`: a folder, glob, image, list (txt, csv, parquet), tar or Parquet file of images, on disk or any
-    store that fsspec knows, as str or Path; or a list of these. `run`: a folder or `s3://bucket/run`.
-    `preset`, a TOML file `config` and `overrides` ("key.path=value") are the settings, later ones over
-    earlier. `workers` processes (0: this one) or, with `ray`, actors do the work; the result is the same.
-    `keep` names columns of the list that travel to the hits. `append` adds what `images` has beyond the run's
-    plan; `models` takes over another run's models; `background` names
-    photographs of other things (or another run), not indexed, from which it is learned what all images share;
-    `accept` publishes below the gate's target, on record; `keep_samples` leaves what the models were learned
-    from in the run;
-    `allow_mix` lets workers on several kinds of CPU share the run, on record;
-    `check` reads every file of the run and makes again what is damaged; `device` is settled when the run is
-    planned: auto takes cuda where the workers' torch sees it. `on_progress` is called with a
-    `Progress` after every shard, and within shards as images are done.
+    Args:
+        images: a folder, glob, image, list (txt, csv, parquet), tar or Parquet file of images, on disk or any
+            store that fsspec knows, as str or Path; or a list of these.
+        run: a folder or `s3://bucket/run`.
+        preset, config, overrides: the settings: a preset, a TOML file over it, "key.path=value" over both.
+        workers: processes (0: this one) or, with `ray`, actors; the result is the same.
+        ray: "local" starts a Ray of its own, "auto" uses the cluster this runs in.
+        device: fixed when the run is planned; "auto" takes cuda where the workers' torch sees it.
+        keep: columns of the list that hits carry.
+        append: add what `images` has beyond the run's plan.
+        models: another run, whose models are used instead of learning some.
+        background: photographs of other things (or another run), not indexed, from which it is learned what
+            all images share.
+        accept: publish below the gate's target, on record.
+        keep_samples: leave what the models were learned from in the run.
+        allow_mix: let workers on several kinds of CPU share the run, on record.
+        check: read every file of the run and rebuild what is damaged.
+        on_progress: called with a `Progress` after every shard, and within shards as images are done.
 
     Returns an IndexReport: version, images by state, and what each step did.
-    Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and WorkFailed when shards
+    Raises InputError (SettingsError, RunMismatch, …) when an argument is wrong, and RunFailed when shards
     failed, the gate was not passed or too many images were unusable.
     """
     models = None if models is None else os.fspath(models)
     config = None if config is None else os.fspath(config)
     run = os.fspath(run)
-    settings = settle_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
+    settings = resolve_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
     return index_images(
         _as_source(images),
         run,
@@ -81,7 +85,9 @@ def _as_source(images: PathLike | Sequence[PathLike]) -> str | list[str]:
         return os.fspath(images)
     if isinstance(images, list | tuple) and all(isinstance(one, str | os.PathLike) for one in images):
         return [os.fspath(one) for one in images]
-    given = (
-        {type(one).__name__ for one in images} if isinstance(images, list | tuple) else type(images).__name__
+    kinds = (
+        {type(one).__name__ for one in images}
+        if isinstance(images, list | tuple)
+        else {type(images).__name__}
     )
-    raise InputError(f"images must be a path, a URI or a list of them, got {given}")
+    raise InputError(f"images must be a path, a URI or a list of them, got {', '.join(sorted(kinds))}")

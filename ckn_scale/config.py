@@ -1,4 +1,4 @@
-"""Settings: *what* is computed (enters every fingerprint) apart from *how* (never changes a byte).
+"""Settings: *what* is computed (in the fingerprints of the steps it concerns) apart from *how* (in no byte).
 
 Presets are TOML files in `ckn_scale/presets`; `--config FILE` and `--set key.path=value` lie over
 them. Models are frozen and closed: a misspelt key stops the job in its first second.
@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ckn_scale.core.specs import (
     ChannelSpec,
@@ -146,7 +146,16 @@ def load_settings(
     return parse_settings(tree)
 
 
+def load_spare_channels() -> dict[str, ChannelSpec]:
+    """By name, the channels that can be evaluated though the preset does not index with them."""
+    path = resources.files("ckn_scale") / "presets" / "spare" / "channels.toml"
+    channels = tomllib.loads(path.read_text(encoding="utf-8"))["channels"]
+    specs = TypeAdapter(tuple[ChannelSpec, ...]).validate_python(channels)
+    return {spec.ckn.channel: spec for spec in specs}
+
+
 def parse_settings(tree: Mapping[str, Any]) -> Settings:
+    """Settings from a tree of plain values; SettingsError names the first key or value that is wrong."""
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
@@ -157,12 +166,12 @@ def _read_preset(name: str) -> dict[str, Any]:
     if name not in list_presets():
         raise SettingsError(f"no preset named {name!r}; there are: {', '.join(list_presets())}")
     text = (resources.files("ckn_scale") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return dict(tomllib.loads(text))
 
 
 def _read_toml(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise SettingsError(f"no such settings file: {path}") from None
     except OSError as error:
@@ -228,6 +237,7 @@ def _one_line(error: ValidationError) -> str:
 
 
 def parse_resources(tree: Mapping[str, Any]) -> Resources:
+    """The same for resources."""
     try:
         return Resources.model_validate(tree)
     except ValidationError as error:

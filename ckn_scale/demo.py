@@ -1,6 +1,6 @@
 """The whole path on a small photo set: index it, serve it, query it over HTTP, show the answers.
 
-The photographs ship inside scikit-image and scikit-learn. Of each one the index holds the original
+The photographs ship inside scikit-image. Of each one the index holds the original
 and four rendered views, beside distractors; the queries are other views, which it has never seen.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import shutil
 import time
 import urllib.request
@@ -16,17 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 
-from ckn_scale.core.images import decode_image
+from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.images import decode_image, decode_jpeg, encode_jpeg
 from ckn_scale.core.specs import ImageSpec
-from ckn_scale.core.views import decode_jpeg, encode_jpeg, render_view
 from ckn_scale.errors import InputError, MissingDependency
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from ckn_scale.runners.driver import ProgressHook
 
 PHOTOS = (
     "astronaut",
@@ -37,9 +37,10 @@ PHOTOS = (
     "hubble_deep_field",
     "motorcycle_left",
     "rocket",
+    "ihc",
+    "retina",
 )
-PHOTOS_TOO = ("china", "flower")  # scikit-learn's
-DISTRACTORS = ("brick", "cell", "clock_motion", "grass", "gravel", "ihc", "moon", "page", "retina", "text")
+DISTRACTORS = ("brick", "cell", "clock_motion", "grass", "gravel", "horse", "logo", "moon", "page", "text")
 INDEXED_VIEWS = ("tilt", "blur", "relight", "compress")
 QUERY_VIEWS = ("crop", "turn")
 HITS = 5
@@ -64,11 +65,16 @@ class Answer:
         return [photo_of(hit["uri"]) == self.query.photo for hit in self.hits]
 
 
-def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None]) -> bool:
-    """Everything, in `folder`; True when each query found its own photograph first."""
-    from ckn_scale.cli.progress import ProgressLine
+def run_demo(
+    folder: Path, *, port: int, once: bool, say: Callable[[str], None], on_progress: ProgressHook
+) -> bool:
+    """Everything, in `folder`; True when each query found its own photograph first.
+
+    `say` gets the lines a user reads, `on_progress` what the steps report. With `once` it returns after
+    the queries, else it serves until a signal.
+    """
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import index_images
+    from ckn_scale.pipeline import index_images
     from ckn_scale.serving.app import Serving, check_port, serve_run
 
     check_port("127.0.0.1", port)
@@ -76,14 +82,10 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     count = write_photo_set(folder / "photos")
     say(f"{count} images in {folder / 'photos'}: photographs, views of them, distractors")
     began = time.monotonic()
-    settings = load_settings(
-        "compact",
-        None,
-        ["sample.num_patches=16000"],
-    )
+    settings = load_settings("compact", None, ["sample.num_patches=16000"])
     run_url = str(folder / "run")
     report = index_images(
-        str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=ProgressLine()
+        str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=on_progress
     )
     say(f"indexed {report.states} in {time.monotonic() - began:.0f} s: version {report.version} of {run_url}")
     outcome: list[bool] = []
@@ -91,7 +93,7 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
     def ask(serving: Serving) -> None:
         say(f"serving it at {serving.url}")
         answers = [ask_server(serving.url, query) for query in make_queries()]
-        outcome.append(tell(answers, folder / "contact_sheet.png", say))
+        outcome.append(report_answers(answers, folder / "contact_sheet.png", say))
         if not once:
             say(f"open {serving.url} in a browser and drop an image on the page (Ctrl-C ends the demo)")
 
@@ -100,13 +102,13 @@ def run_demo(folder: Path, *, port: int, once: bool, say: Callable[[str], None])
 
 
 def _clear(folder: Path) -> None:
-    """Away with what an earlier demo left; anything else is the user's."""
+    """Remove what an earlier demo left; anything else is the user's, and refused."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name another folder with --folder")
     others = {one.name for one in folder.iterdir()} - OWN_FILES if folder.exists() else set()
     if others:
         raise InputError(
-            f"{folder} holds {sorted(others)[0]}, which no demo made: name another folder with --folder"
+            f"{folder} holds {sorted(others)[0]}, which is not of a demo: name another folder with --folder"
         )
     if folder.exists():
         shutil.rmtree(folder)
@@ -114,7 +116,7 @@ def _clear(folder: Path) -> None:
 
 def write_photo_set(folder: Path) -> int:
     folder.mkdir(parents=True)
-    for name in (*PHOTOS, *PHOTOS_TOO):
+    for name in PHOTOS:
         photo = read_photo(name)
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(photo, 92))
         for seed, view in enumerate(INDEXED_VIEWS):
@@ -126,7 +128,7 @@ def write_photo_set(folder: Path) -> int:
 
 
 def make_queries() -> Iterator[Query]:
-    for name in (*PHOTOS, *PHOTOS_TOO):
+    for name in PHOTOS:
         for seed, view in enumerate(QUERY_VIEWS, start=100):
             yield Query(name, view, encode_jpeg(render_view(read_photo(name), view, seed), 85))
 
@@ -138,7 +140,7 @@ def ask_server(url: str, query: Query) -> Answer:
         return Answer(query, json.load(response)["hits"])
 
 
-def tell(answers: Sequence[Answer], sheet: Path, say: Callable[[str], None]) -> bool:
+def report_answers(answers: Sequence[Answer], sheet: Path, say: Callable[[str], None]) -> bool:
     """Print the hits, write the contact sheet; True when every first hit is right."""
     for answer in answers:
         names = "  ".join(
@@ -167,11 +169,10 @@ def photo_of(uri: str) -> str:
 
 
 def read_photo(name: str) -> np.ndarray:
-    package, folder = ("sklearn", "datasets/images") if name in PHOTOS_TOO else ("skimage", "data")
-    spec = find_spec(package)
+    spec = find_spec("skimage")
     if spec is None or spec.origin is None:
         raise MissingDependency("the demo's photographs are missing: pip install 'ckn-scale[demo]'")
-    path = next(iter(sorted((Path(spec.origin).parent / folder).glob(f"{name}.*"))))
+    path = next(iter(sorted((Path(spec.origin).parent / "data").glob(f"{name}.*"))))
     return decode_image(path.read_bytes(), ImageSpec())
 
 

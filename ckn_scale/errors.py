@@ -1,15 +1,18 @@
-"""Everything ckn_scale raises on purpose.
+"""Everything ckn_scale raises on purpose. The command line ends with the `exit_code` of what it catches.
 
-CknScaleError
-├── InputError            the user can fix it: a path, a setting, a port. Exit code 2.
-│   ├── SettingsError     a preset, key or value
-│   └── RunMismatch       the run folder holds other settings, another format or numerics class
-├── ImageRejected         one image cannot be used; becomes a row with `state` and `reason`
-├── DataDamaged           bytes are not the ones that were recorded (sha256, rows, form)
-├── StoreUnfit            the store cannot keep the promises a run folder needs
-├── TransientStoreError   the store failed in a way that may pass; retried, then fails the shard
-├── WorkFailed            a run ended with shards undone or a gate not passed. Exit code 1.
-└── MissingDependency     an optional package is needed, and the sentence says which
+CknScaleError               exit code 1
+├── InputError              the user can fix it: a path, a setting, a port. Exit code 2.
+│   ├── SettingsError       a preset, key or value
+│   ├── RunMismatch         the run folder holds other settings, another format or numerics class
+│   ├── UnsupportedStore    the store cannot keep the promises a run folder needs
+│   └── MissingDependency   an optional package or a device is needed, and the sentence says which
+├── ImageRejected           one image cannot be used; becomes a row with `state` and `reason`
+├── CorruptData             bytes are not the ones that were recorded (sha256, rows, form)
+├── TransientStoreError     the store failed in a way that may pass; retried, then fails the shard
+└── RunFailed               a run ended with shards undone or a gate not passed
+
+Some modules derive an error of their own from these, to catch it by itself: BrokenContainer,
+NotRegularFile and UnusableImage are InputErrors, NotLoaded is a CknScaleError.
 """
 
 from __future__ import annotations
@@ -28,11 +31,19 @@ class InputError(CknScaleError):
 
 
 class SettingsError(InputError):
-    """A preset, key or value that there is not."""
+    """A preset, key or value that does not exist."""
 
 
 class RunMismatch(InputError):
     """The run folder holds other settings, another format or numerics class."""
+
+
+class UnsupportedStore(InputError):
+    """The store cannot keep the promises that a run folder needs."""
+
+
+class MissingDependency(InputError):
+    """An optional package or a device is needed; the sentence says which."""
 
 
 class ImageRejected(CknScaleError):
@@ -47,21 +58,13 @@ class ImageRejected(CknScaleError):
         return (type(self), (self.state, self.reason))
 
 
-class DataDamaged(CknScaleError):
+class CorruptData(CknScaleError):
     """Bytes are not the ones that were recorded."""
-
-
-class StoreUnfit(InputError):
-    """The store cannot keep the promises that a run folder needs."""
 
 
 class TransientStoreError(CknScaleError):
     """The store failed in a way that may pass; it was tried again before."""
 
 
-class WorkFailed(CknScaleError):
+class RunFailed(CknScaleError):
     """A run ended with shards undone or a gate not passed. Exit code 1."""
-
-
-class MissingDependency(InputError):
-    """An optional package or a device is needed; the sentence says which."""

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -20,7 +21,7 @@ SENTENCE = "ckn-scale: interrupted; run the same command again to go on"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEANUP_S = 15.0  # for ending workers and a Ray of our own; then the process ends whatever it waits for
 
-_interrupted = threading.Event()  # by a signal, of which the sentence tells
+_interrupted = threading.Event()  # by a signal, that the sentence reports
 _saying = threading.Lock()
 _deferring = False
 
@@ -55,7 +56,7 @@ def end_on_signals() -> None:
     """From now on a signal says the sentence and raises KeyboardInterrupt, so that all is ended in order.
 
     Python runs no handler while native code waits (ray.init does for a minute, for a cluster that does not
-    answer), so a thread is told of signals as well: it says the sentence, and ends what does not end itself.
+    answer), so a thread hears of signals as well: it says the sentence, and ends what does not end itself.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -88,7 +89,7 @@ def _say_once() -> None:
             return
         _interrupted.set()
         say_interrupted()
-        allowance = threading.Timer(CLEANUP_S, _leave)
+        allowance = threading.Timer(CLEANUP_S, _shut_down)
         allowance.daemon = True
         allowance.start()
 
@@ -123,14 +124,20 @@ def was_interrupted() -> bool:
     return _interrupted.is_set()
 
 
-def end_interrupted() -> NoReturn:
-    """The process ends in order, but for threads inside of native code: Python's own end aborts in them."""
+def end_process(exit_code: int) -> NoReturn:
+    """End in order, but for threads inside native code, such as the one of an image that is overdue.
+
+    Python's own end makes a thread that comes back from OpenCV abort the process, with exit code 134.
+    """
     _kill_children()
     atexit._run_exitfuncs()  # Ray ends in there what an interrupted ray.init has started
-    os._exit(EXIT_CODE)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
 
 
-def _leave() -> NoReturn:
+def _shut_down() -> NoReturn:
     _kill_children()
     os._exit(EXIT_CODE)
 

@@ -58,7 +58,7 @@ def _start_local(folder: str, num_cpus: int) -> None:
     """Ray of our own: ended by us alone, on loopback alone.
 
     Its processes get a session of their own, or what is sent to our process group would end them before we
-    do, and a driver that has lost its raylet ends where it stands. Where Ray knows of no other nodes (macOS,
+    do, and a driver that has lost its raylet ends at once. Where Ray knows of no other nodes (macOS,
     Windows) it listens on loopback; on Linux it replaces a loopback address that it is given by one that
     others reach, and its servers listen on all interfaces.
     """

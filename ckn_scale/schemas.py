@@ -31,8 +31,8 @@ PLANNED_IMAGES = pa.schema(
     [
         ("image_id", pa.int64()),
         ("uri", pa.string()),  # file or object; `#member` names a row or a member inside it
-        ("size_bytes", pa.int64()),  # -1 where the source does not tell
-        ("etag", pa.string()),  # what tells one content from another: etag, or mtime
+        ("size_bytes", pa.int64()),  # -1 where the source does not say
+        ("etag", pa.string()),  # what distinguishes one content from another: etag, or mtime
     ]
 )
 
@@ -53,7 +53,7 @@ BYTES_PER_FRAME = 9
 BYTES_PER_CODE = 16
 
 
-def vectors(encoding: str, dim: int, code_bytes: int) -> pa.Schema:
+def vectors_schema(encoding: str, dim: int, code_bytes: int) -> pa.Schema:
     """One row per planned image; `vector` is null unless the state is `ok`.
 
     A vector of `dim` numbers is kept as `code_bytes` bytes of an encoding of `core/vector_codes.py`.
@@ -83,7 +83,7 @@ DESCRIPTORS = pa.schema(
 )
 
 
-def sampled_vlads(num_columns: int) -> pa.Schema:
+def sampled_vlads_schema(num_columns: int) -> pa.Schema:
     """A block of columns of the sample's VLADs."""
     return pa.schema(
         [("image_id", pa.int64()), ("vector", pa.binary(2 * num_columns))],
@@ -91,7 +91,7 @@ def sampled_vlads(num_columns: int) -> pa.Schema:
     )
 
 
-def float_rows(dim: int) -> pa.Schema:
+def float_rows_schema(dim: int) -> pa.Schema:
     """Rows (sub-patches, descriptors) drawn by hash for training."""
     return pa.schema(
         [("priority", pa.uint64()), ("row", pa.binary(4 * dim))],
@@ -99,7 +99,7 @@ def float_rows(dim: int) -> pa.Schema:
     )
 
 
-def planted_queries(dim: int) -> pa.Schema:
+def planted_queries_schema(dim: int) -> pa.Schema:
     """Queries that certify an index: `vector` and `score` (of the original) are null when it was missed."""
     return pa.schema(
         [

@@ -25,15 +25,16 @@ from photo_runs import OVERRIDES, assert_conserved, digests_of, index_command, t
 from ray_nodes import RayNodes, send_signal
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
+from ckn_scale.core.augmentations import VIEWS, render_view
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import PHOTOS, read_photo
-from ckn_scale.runners.index_images import index_images
-from ckn_scale.steps.collect_garbage import find_garbage
+from ckn_scale.pipeline import index_images
+from ckn_scale.runs.collect_garbage import find_garbage
 from ckn_scale.storage.run_folder import RunFolder
 
 NODES = 3
 WEIGHTS = {"actor": 6, "node": 2, "driver": 2}
-RETRIED = ("lost", "displaced", "failed", "overdue")
+RETRIED = ("lost", "node_lost", "failed", "overdue")
 DRIVERS_PER_ROUND = 60  # a run that never ends is a bug too
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +33,14 @@ def s3_faults(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultPr
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     yield proxy
     proxy.stop()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time went: the table of README.md."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.removeprefix("tests/").split("/")[0]] += report.duration
+    spent = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in sorted(seconds))
+    terminalreporter.write_line(f"seconds by folder: {spent}")

@@ -19,6 +19,7 @@ import pytest
 
 OVERRIDES = ["plan.images_per_shard=2", "sample.images_per_shard=6", "publish.max_failed_share=0.1"]
 AFTER_TRAINING = ("encode_images", "build_index", "plant_queries", "certify_index")
+NUM_PHOTOS = 8  # of the demo's; the others are new to a run
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -30,10 +31,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_photos(folder: Path) -> Path:
     """Photographs, a tilted view of each, distractors, and one file that is no image."""
-    from ckn_scale.core.views import encode_jpeg, render_view
+    from ckn_scale.core.augmentations import render_view
+    from ckn_scale.core.images import encode_jpeg
     from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
-    for name in PHOTOS:
+    for name in PHOTOS[:NUM_PHOTOS]:
         photo = read_photo(name)
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(photo, 92))
         (folder / f"{name}-tilt.jpg").write_bytes(encode_jpeg(render_view(photo, "tilt", 1), 90))
@@ -81,14 +83,14 @@ def command_line(user_env: dict[str, str]) -> CommandLine:
 def index_here(photos: Path | str, run: Path | str, **options: Any) -> Any:
     """Index in this process, without workers."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import index_images
+    from ckn_scale.pipeline import index_images
 
     settings = load_settings("tiny", None, OVERRIDES)
     return index_images(str(photos), str(run), settings, Resources(workers=0), **options)
 
 
 def copy_trained(reference: Path, target: Path) -> Path:
-    """A run as it stands when its models are learned and nothing is encoded; without the sample."""
+    """A run as it is when its models are learned and nothing is encoded; without the sample."""
     left_out = ("vectors", "descriptors", "thumbnails", "patches", "priorities", "subpatches", "index")
     shutil.copytree(reference, target, ignore=shutil.ignore_patterns(*left_out, "events", "nonces"))
     for folder in (target / "commits").iterdir():
@@ -99,10 +101,11 @@ def copy_trained(reference: Path, target: Path) -> Path:
 
 def background_photos(folder: Path) -> Path:
     """Views of what the photo set does not show."""
-    from ckn_scale.core.views import encode_jpeg, render_view
-    from ckn_scale.demo import DISTRACTORS, PHOTOS_TOO, read_photo
+    from ckn_scale.core.augmentations import render_view
+    from ckn_scale.core.images import encode_jpeg
+    from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 
-    for name in (*DISTRACTORS, *PHOTOS_TOO):
+    for name in (*DISTRACTORS, *PHOTOS[NUM_PHOTOS:]):
         for view in ("tilt", "shrink"):
             data = encode_jpeg(render_view(read_photo(name), view, 3), 90)
             (folder / f"background-{name}-{view}.jpg").write_bytes(data)
@@ -112,9 +115,10 @@ def background_photos(folder: Path) -> Path:
 def finish_with_background(reference: Path, background: Path, target: Path) -> Any:
     """The reference run as if it had a background: learned again from there on, and encoded."""
     from ckn_scale.config import Resources, load_settings
-    from ckn_scale.runners.index_images import open_driver, sample, train
+    from ckn_scale.pipeline import train
+    from ckn_scale.runners.driver import open_driver
     from ckn_scale.steps.encode_images import EncodeImages
-    from ckn_scale.steps.plan_background import settle_background
+    from ckn_scale.steps.plan_images import record_background
     from ckn_scale.storage.run_folder import RunFolder
 
     shutil.copytree(reference, target, ignore=shutil.ignore_patterns("events", "nonces", "index"))
@@ -124,11 +128,10 @@ def finish_with_background(reference: Path, background: Path, target: Path) -> A
     for record in (target / "models").glob("[0-9]*.json"):
         record.unlink()
     run, settings = RunFolder.open(str(target)), load_settings("tiny", None, OVERRIDES)
-    settle_background(run, settings, str(background))
+    record_background(run, settings, str(background))
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
-        sample(driver, settings)  # again, if a test of the reference has let its sample go
-        train(driver, settings)
-        driver.do(EncodeImages)
+        train(driver)
+        driver.run_step(EncodeImages(driver.run))
     return run
 
 
@@ -141,7 +144,7 @@ def tiny_options() -> list[str]:
 
 
 def digests_of(run: Path | str) -> dict[str, str]:
-    from ckn_scale.steps.run_digest import digest_run
+    from ckn_scale.runs.digest import digest_run
     from ckn_scale.storage.run_folder import RunFolder
 
     return digest_run(RunFolder.open(str(run)))
@@ -174,10 +177,10 @@ def assert_conserved(run: Path | str) -> dict[str, int]:
     """Every planned image has one row in the vectors, in one state; the counts by state."""
     import pyarrow as pa
 
-    from ckn_scale.steps.plan import read_segments
     from ckn_scale.steps.publish import read_candidate
+    from ckn_scale.storage.plans import read_segments
     from ckn_scale.storage.run_folder import RunFolder
-    from ckn_scale.storage.shards import read_table
+    from ckn_scale.storage.stored_files import read_table
 
     opened = RunFolder.open(str(run))
     planned = sum(segment.num_images for segment in read_segments(opened))

@@ -127,7 +127,7 @@ def listen_to_signals() -> None:
 
 
 def find_marked(mark: str) -> list[int]:
-    """Processes of a cluster, by what stands in their environment; zombies have none."""
+    """Processes of a cluster, by what is in their environment; zombies have none."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

@@ -9,15 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.vector_index import build_exact
-from ckn_scale.storage.index_files import (
-    IndexManifest,
-    StoredFile,
-    make_side_table,
-    write_index_shard,
-    write_manifest,
-)
+from ckn_scale.storage.index_files import IndexManifest, make_side_table, write_index_shard, write_manifest
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Version
+from ckn_scale.storage.stored_files import StoredFile
 
 DIM = 16
 
@@ -52,8 +48,7 @@ def publish_synthetic(
 
 
 def record_version(run: RunFolder, build: str, file: StoredFile) -> int:
-    body = {"build": build, "manifest": file.path, "manifest_sha256": file.sha256, "certificate": {}}
-    return run.versions.append({"attempt": new_attempt(), **body})
+    return run.versions.append(Version(0, build, file, file.rows, 1, 1, {"ok": file.rows}))
 
 
 def side_rows(ids: np.ndarray) -> pa.Table:

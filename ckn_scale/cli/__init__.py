@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
-from ckn_scale.interrupts import end_interrupted, end_on_signals, was_interrupted
+from ckn_scale.interrupts import EXIT_CODE, end_on_signals, end_process, was_interrupted
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> NoReturn:
     """`ckn-scale`. Ctrl-C is answered in one line from the start, so the imports come after that."""
     end_on_signals()
     try:
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         code = run(arguments)
     except KeyboardInterrupt:
-        end_interrupted()
+        code = EXIT_CODE
     if was_interrupted():  # typer, or some library, made something else of it
-        end_interrupted()
-    sys.exit(code)
+        code = EXIT_CODE
+    end_process(code)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ckn_scale.cli.bars import ProgressBar
-from ckn_scale.cli.options import announce
+from ckn_scale.cli.options import SettingsOptions, spread_options
+from ckn_scale.cli.output import announce
+from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import Request
+    from ckn_scale.evaluate.image_table import Place
 
 MAX_WORKERS = 16
 
@@ -33,44 +36,45 @@ Descriptors = Annotated[
         "ckn-mix: grad, white and raw; a+b: both; paper:ckn-grad: of another preset."
     ),
 ]
-Preset = Annotated[str, typer.Option(help="Named settings: compact (default), paper, tiny.")]
-Config = Annotated[str | None, typer.Option("--config", help="A TOML file of settings over the preset.")]
-Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
-TrainImages = Annotated[
-    Path | None, typer.Option(help="Photographs to learn on, with subfolders; by default those of DATA.")
-]
-Detector = Annotated[
-    Literal["hessian-affine", "dense"] | None, typer.Option(help="By default as the preset says.")
-]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results there.")]
-CacheFolder = Annotated[
-    Path | None, typer.Option(help="Keypoints, patches and descriptors are kept there, by content.")
-]
-CacheSize = Annotated[float, typer.Option(min=0.1, help="What the cache may hold, in GB.")]
+Measured = tuple[list[dict[str, Any]], str, dict[str, Any]]  # results, text, facts about the measurement
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(SettingsOptions):
+    """What both kinds of measurements take."""
+
+    train_images: Annotated[
+        Path | None, typer.Option(help="Photographs to learn on, with subfolders; by default those of DATA.")
+    ] = None
+    detector: Annotated[
+        Literal["hessian-affine", "dense"] | None, typer.Option(help="By default as the preset says.")
+    ] = None
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results there.")
+    ] = None
+    cache: Annotated[
+        Path | None, typer.Option(help="Keypoints, patches and descriptors are kept there, by content.")
+    ] = None
+    cache_gb: Annotated[float, typer.Option(min=0.1, help="What the cache may hold, in GB.")] = 16.0
 
 
 @app.command()
+@spread_options
 def patches(
     data: Data,
+    *,
     protocol: Annotated[
         Literal["mikolajczyk", "fpr95", "rome"], typer.Option(help="What DATA holds and how it is scored.")
     ] = "mikolajczyk",
     descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn-grad+ckn-white",
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
-    train_images: TrainImages = None,
-    detector: Detector = None,
     regions: Annotated[
         str, typer.Option(help="Half sides of the patch, in detection scales.")
     ] = "5.2,10,12,14",
     smoothing: Annotated[str, typer.Option(help="Blurs of the patch, in its pixels.")] = "0,1,2",
     pairs: Annotated[Path | None, typer.Option(help="fpr95: the file of pairs.")] = None,
-    json_file: JsonFile = None,
-    cache: CacheFolder = None,
-    cache_gb: CacheSize = 16.0,
+    options: EvaluateOptions,
 ) -> None:
-    """How well descriptors tell regions apart: mAP on scenes, FPR@95 on pairs, mAP on views of points.
+    """How well descriptors distinguish regions: mAP on scenes, FPR@95 on pairs, mAP on views of points.
 
     \b
     ckn-scale evaluate patches oxford_affine/ --train-images bsds500/
@@ -78,29 +82,26 @@ def patches(
     ckn-scale evaluate patches liberty/ --protocol fpr95 --pairs liberty/m50_100000_100000_0.txt
     ckn-scale evaluate patches rome/ --protocol rome
     """
-    task = prepare_task(preset, config, override, descriptors, detector, cache, cache_gb, json_file)
+    task = prepare_task(options, descriptors)
     smoothings = parse_numbers(smoothing, "--smoothing", 0.0)
     if protocol == "mikolajczyk":
-        task.report(protocol, *measure_scenes(task, data, train_images, regions, smoothings))
+        task.report(protocol, measure_scenes(task, data, regions, smoothings))
     elif (pairs is None) == (protocol == "fpr95"):
         raise InputError("--pairs names the file of pairs of the protocol fpr95, and only of that one")
     else:
-        task.report(protocol, *measure_cut(task, data, pairs, train_images, smoothings))
+        task.report(protocol, measure_cut(task, data, pairs, smoothings))
 
 
 @app.command()
+@spread_options
 def images(
     data: Data,
+    *,
     protocol: Annotated[
         Literal["holidays", "ukbench", "oxford", "groups"],
         typer.Option(help="How DATA is laid out and scored."),
     ],
     descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix",
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
-    train_images: TrainImages = None,
-    detector: Detector = None,
     regions: Annotated[
         str | None, typer.Option(help="Half sides of the patch, in detection scales; the preset's.")
     ] = None,
@@ -121,9 +122,7 @@ def images(
     dim: Annotated[
         str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
     ] = None,
-    json_file: JsonFile = None,
-    cache: CacheFolder = None,
-    cache_gb: CacheSize = 16.0,
+    options: EvaluateOptions,
 ) -> None:
     """Find the images of the same thing by their VLAD vectors: mAP, or UKBench's score of 4.
 
@@ -133,124 +132,107 @@ def images(
     ckn-scale evaluate images holidays/ --protocol holidays --descriptors ckn --train-images bsds500/ \\
       --reduction-images flickr/ --dim 128,512
     """
-    more = [] if words is None else [f"vlad.num_words={words}"]
-    override = [*(override or []), *more]
-    task = prepare_task(preset, config, override, descriptors, detector, cache, cache_gb, json_file)
+    task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_table import Place
 
     sides = [task.settings.patches.region] if regions is None else parse_numbers(regions, "--regions", 0.5)
     blurs = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
     places = [Place(region, blur) for region in sides for blur in blurs]
-    intra_choices = {"yes": [True], "no": [False], "both": [False, True]}[intra]
-    crew = count_workers(workers, task.settings.numerics.device)
-    options: dict[str, Any] = {"seeds": range(seeds), "intra_choices": intra_choices, "workers": crew}
-    options |= find_reduction_images(reduction_images, dim)
-    task.report(protocol, *measure_images(task, data, protocol, crop, train_images, places, options))
+    how = {
+        "seeds": range(seeds),
+        "intra_choices": {"yes": [True], "no": [False], "both": [False, True]}[intra],
+        "workers": count_workers(workers, task.settings.numerics.device),
+        **find_reduction_images(reduction_images, dim),
+    }
+    task.report(protocol, measure_images(task, data, protocol, crop, places, how))
 
 
+@dataclass(frozen=True)
 class Task:
     """What every table needs, and where its results go."""
 
-    def __init__(
-        self, settings: Settings, requests: list[Request], cache: ContentCache, json_file: Path | None
-    ) -> None:
-        self.settings, self.requests, self.cache, self.json_file = settings, requests, cache, json_file
-        self.bar = ProgressBar()
+    settings: Settings
+    requests: list[Request]
+    cache: ContentCache
+    options: EvaluateOptions
 
-    def report(self, protocol: str, results: list[dict[str, Any]], text: str, facts: dict[str, Any]) -> None:
+    def report(self, protocol: str, measured: Measured) -> None:
         """Print the text; write the JSON when asked for."""
-        self.bar.close()
+        results, text, facts = measured
         print(text)
-        if self.json_file is not None:
+        if self.options.json_file is not None:
             from ckn_scale.evaluate.report import write_json
 
             settings = self.settings.model_dump(mode="json")
             content = {"protocol": protocol, "results": results, **facts, "settings": settings}
-            write_json(self.json_file, content)
+            write_json(self.options.json_file, content)
 
 
-def prepare_task(
-    preset: str,
-    config: str | None,
-    override: list[str] | None,
-    descriptors: str,
-    detector: str | None,
-    cache: Path | None,
-    cache_gb: float,
-    json_file: Path | None,
-) -> Task:
+def prepare_task(options: EvaluateOptions, descriptors: str, *overrides: str) -> Task:
     """Everything that can be wrong with the options is found here, before any work."""
-    from ckn_scale.config import load_settings
     from ckn_scale.evaluate.report import check_writable
 
-    check_writable(json_file)
-    overrides = [*(override or []), *([] if detector is None else [f'keypoints.detector="{detector}"'])]
-    settings = load_settings(preset, config, overrides)
+    check_writable(options.json_file)
+    if options.detector is not None:
+        overrides = (*overrides, f'keypoints.detector="{options.detector}"')
+    settings = options.load(*overrides)
     announce("loading what describes images")
-    from ckn_scale.core.threads import require_device, set_compute_threads
+    from ckn_scale.core.numerics import require_device, set_compute_threads
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import parse_requests
 
-    def load(other: str | None) -> Settings:
-        return settings if other is None else load_settings(other, config, overrides)
-
-    requests = parse_requests(descriptors, load)
+    requests = parse_requests(descriptors, lambda preset: options.load(*overrides, preset=preset))
     require_device(settings.numerics.device)
     set_compute_threads(settings.numerics.threads)
-    return Task(settings, requests, ContentCache(cache, int(cache_gb * 1e9)), json_file)
+    return Task(settings, requests, ContentCache(options.cache, int(options.cache_gb * 1e9)), options)
 
 
-Measured = tuple[list[dict[str, Any]], str, dict[str, Any]]  # results, text, facts
-
-
-def measure_scenes(
-    task: Task, data: Path, train_images: Path | None, regions: str, smoothings: list[float]
-) -> Measured:
-    from ckn_scale.evaluate.patch_report import format_patch_tables, summarise
-    from ckn_scale.evaluate.patch_table import PatchTable
+def measure_scenes(task: Task, data: Path, regions: str, smoothings: list[float]) -> Measured:
+    from ckn_scale.evaluate.patch_table import PatchTable, format_patch_tables, summarise
     from ckn_scale.evaluate.scenes import read_scenes
     from ckn_scale.evaluate.training_images import find_images
 
     sides, scenes = parse_numbers(regions, "--regions", 0.5), read_scenes(data)
-    train = find_images(train_images or data)
-    table = PatchTable(scenes, task.requests, task.settings, train, task.cache, task.bar)
-    results = summarise(table.measure(sides, smoothings))
-    return results, format_patch_tables(results), {"trained_on": str(train_images or data)}
+    trained_on = task.options.train_images or data
+    with ProgressDisplay() as display:
+        train = find_images(trained_on)
+        table = PatchTable(scenes, task.requests, task.settings, train, task.cache, display.show_count)
+        results = summarise(table.measure(sides, smoothings))
+    return results, format_patch_tables(results), {"trained_on": str(trained_on)}
 
 
-def measure_cut(
-    task: Task, data: Path, pairs: Path | None, train_images: Path | None, smoothings: list[float]
-) -> Measured:
-    from ckn_scale.evaluate.cut_patches import format_cut_table, make_source, measure_cut_patches
-    from ckn_scale.evaluate.cut_patches import summarise_cut_patches as summarise_cut
+def measure_cut(task: Task, data: Path, pairs: Path | None, smoothings: list[float]) -> Measured:
+    from ckn_scale.evaluate.cut_patches import (
+        format_cut_table,
+        make_source,
+        measure_cut_patches,
+        summarise_cut_patches,
+    )
     from ckn_scale.evaluate.patch_sets import read_pairs, read_views
 
     patch_set = read_views(data) if pairs is None else read_pairs(data, pairs)
-    source = make_source(patch_set, train_images, task.settings, task.cache, task.bar)
-    cells = measure_cut_patches(patch_set, task.requests, smoothings, source, task.cache, task.bar)
-    results = summarise_cut(cells)
+    train_images, cache = task.options.train_images, task.cache
+    with ProgressDisplay() as display:
+        show = display.show_count
+        source = make_source(patch_set, train_images, task.settings, cache, show)
+        cells = measure_cut_patches(patch_set, task.requests, smoothings, source, cache, show)
+    results = summarise_cut_patches(cells)
     return results, format_cut_table(results), {"trained_on": str(train_images or data)}
 
 
 def measure_images(
-    task: Task,
-    data: Path,
-    protocol: str,
-    crop: bool,
-    train_images: Path | None,
-    places: list[Any],
-    options: dict[str, Any],
+    task: Task, data: Path, protocol: str, crop: bool, places: list[Place], how: dict[str, Any]
 ) -> Measured:
-    from ckn_scale.evaluate.image_report import format_image_tables, summarise_images
     from ckn_scale.evaluate.image_sets import read_image_set
-    from ckn_scale.evaluate.image_table import ImageTable
+    from ckn_scale.evaluate.image_table import ImageTable, format_image_tables, summarise_images
     from ckn_scale.evaluate.training_images import find_images
 
     image_set = read_image_set(data, protocol, crop=crop)
-    trained_on = train_images or (data if data.is_dir() else data.parent)
-    train = find_images(trained_on)
-    table = ImageTable(image_set, task.requests, task.settings, train, task.cache, task.bar, **options)
-    results = summarise_images(table.measure(places), protocol)
+    trained_on = task.options.train_images or (data if data.is_dir() else data.parent)
+    with ProgressDisplay() as display:
+        train, show = find_images(trained_on), display.show_count
+        table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
+        results = summarise_images(table.measure(places), protocol)
     facts = {"images": len(image_set.database), "queries": len(image_set.queries)}
     text = format_image_tables(results, len(table.seeds))
     return results, text, {**facts, "trained_on": str(trained_on)}

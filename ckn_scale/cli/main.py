@@ -11,16 +11,27 @@ import json
 import logging
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from ckn_scale import __version__
-from ckn_scale.cli import answering, indexing, inspecting
 from ckn_scale.cli.evaluate import app as evaluate_app
-from ckn_scale.cli.options import ANNOUNCEMENTS
+from ckn_scale.cli.index import build, encode, index, plan, publish, sample, train
+from ckn_scale.cli.options import spread_options
+from ckn_scale.cli.output import ANNOUNCEMENTS
+from ckn_scale.cli.search import search
+from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
+from ckn_scale.cli.status import digest, failures, gc, status
 from ckn_scale.errors import CknScaleError
+
+VERBS = (
+    index,
+    *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
+    *(status, failures, digest, gc),
+    *(search, serve, demo),
+)
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 
@@ -32,8 +43,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Index images for instance retrieval with descriptors learned from them, and search them.",
 )
-for room in (indexing, inspecting, answering):
-    room.register(app)
+for verb in VERBS:
+    app.command()(spread_options(verb))
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(show_app, name="show")
 
@@ -76,16 +87,16 @@ def explain_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"ckn-scale: {where}{error.strerror}", 2
-    logging.getLogger(__name__).info("this is how it came to that", exc_info=error)
+    logging.getLogger(__name__).info("unexpected error", exc_info=error)
     kind = type(error).__name__
     return f"ckn-scale: {kind}: {error}. This is a bug; `ckn-scale -v …` shows where it happened", 1
 
 
 def _explain_usage(error: Any) -> str:
-    said = error.format_message()
-    if "\n" in said or error.ctx is None:  # the help, which stands for itself
-        return said
-    return f"ckn-scale: {said.rstrip('.')}; see `{error.ctx.command_path} --help`"
+    message: str = error.format_message()
+    if "\n" in message or error.ctx is None:  # the help itself
+        return message
+    return f"ckn-scale: {message.rstrip('.')}; see `{error.ctx.command_path} --help`"
 
 
 def _show_version(value: bool) -> None:
@@ -102,14 +113,22 @@ def set_up(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    handler = logging.StreamHandler()
+    handler = StderrHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if log_json else plain)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-    said = logging.getLogger(ANNOUNCEMENTS)
-    said.setLevel(logging.INFO)
-    said.propagate = log_json  # one of its objects there, a plain line otherwise
-    said.handlers = [] if log_json else [logging.StreamHandler()]
+    announcements = logging.getLogger(ANNOUNCEMENTS)
+    announcements.setLevel(logging.INFO)
+    announcements.propagate = log_json  # one of its objects there, a plain line otherwise
+    announcements.handlers = [] if log_json else [StderrHandler()]
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the moment: while a bar is shown, lines go above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class JsonLines(logging.Formatter):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ckn_scale.cli.bars import ProgressBar
-from ckn_scale.cli.options import announce
+from ckn_scale.cli.options import SettingsOptions, spread_options
+from ckn_scale.cli.output import announce
+from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,33 +28,35 @@ app = typer.Typer(
 )
 
 ImagePath = Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="The PNG; <verb>.png by default.")
-]
 Points = Annotated[int, typer.Option(min=1, max=5000, help="How many of the strongest regions.")]
-Preset = Annotated[str, typer.Option(help="Named settings: compact (default), paper, tiny.")]
-Config = Annotated[str | None, typer.Option("--config", help="A TOML file of settings over the preset.")]
-Override = Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over all; may repeat.")]
 TrainImages = Annotated[
     Path | None, typer.Option(help="Photographs that CKNs learn on; by default the images shown.")
 ]
 
 
+@dataclass(frozen=True)
+class PictureOptions(SettingsOptions):
+    """What every picture takes."""
+
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The PNG; <verb>.png by default.")
+    ] = None
+
+
 @app.command()
+@spread_options
 def keypoints(
     image: ImagePath,
-    out: Out = None,
+    *,
     points: Points = 150,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
+    options: PictureOptions,
 ) -> None:
     """The regions that the detector finds.
 
     \b
     ckn-scale show keypoints photo.jpg --points 200 -o regions.png
     """
-    out, settings = check_out(out, "keypoints"), read_settings(preset, config, override, points)
+    out, settings = prepare_picture(options, "keypoints", points)
     from ckn_scale.evaluate.pictures.figures import draw_keypoints
 
     pixels, found = detect(image, settings)
@@ -61,20 +66,19 @@ def keypoints(
 
 
 @app.command()
+@spread_options
 def patches(
     image: ImagePath,
-    out: Out = None,
+    *,
     points: Points = 16,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
+    options: PictureOptions,
 ) -> None:
     """Regions and the rectified patches they become.
 
     \b
     ckn-scale show patches photo.jpg --points 25
     """
-    out, settings = check_out(out, "patches"), read_settings(preset, config, override, points)
+    out, settings = prepare_picture(options, "patches", points)
     from ckn_scale.core.patches import extract_patches
     from ckn_scale.evaluate.pictures.figures import draw_patches, spread_keypoints
 
@@ -87,27 +91,26 @@ def patches(
 
 
 @app.command()
+@spread_options
 def matches(
     first: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     second: Annotated[Path, typer.Argument(metavar="OTHER", help="Another one.")],
-    out: Out = None,
+    *,
     descriptor: Annotated[str, typer.Option(help="As `ckn-scale evaluate patches` names them.")] = "ckn-grad",
     points: Points = 800,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
     train_images: TrainImages = None,
+    options: PictureOptions,
 ) -> None:
     """Mutual nearest regions of two images; green: one homography explains them.
 
     \b
     ckn-scale show matches a.jpg b.jpg --descriptor ckn-grad+ckn-white --train-images photos/
     """
-    out, settings = check_out(out, "matches"), read_settings(preset, config, override, points)
+    out, settings = prepare_picture(options, "matches", points)
     from ckn_scale.core.patches import extract_patches
     from ckn_scale.evaluate.pictures.figures import draw_matches, match_images
 
-    describe = fit_descriptor(descriptor, settings, train_images, [first, second])
+    describe = fit_descriptor(descriptor, options, settings, train_images, [first, second])
     images, found, rows = [], [], []
     for path in (first, second):
         pixels, points_found = detect(path, settings)
@@ -122,25 +125,24 @@ def matches(
 
 
 @app.command()
+@spread_options
 def filters(
     train_images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="A folder of photographs to learn on.")
     ],
-    out: Out = None,
+    *,
     channel: Annotated[Literal["raw", "white"], typer.Option(help="Whose first layer.")] = "raw",
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
+    options: PictureOptions,
 ) -> None:
     """The filters that the first layer of CKN-raw (or -white) learns.
 
     \b
     ckn-scale show filters photos/ --preset paper --set training.solver=nystrom
     """
-    out, settings = check_out(out, "filters"), read_settings(preset, config, override, None)
+    out, settings = prepare_picture(options, "filters", None)
     from ckn_scale.evaluate.pictures.figures import draw_filters
 
-    keyed = fit_members(f"ckn-{channel}", settings, train_images, [])[0]
+    keyed = fit_members(f"ckn-{channel}", options, settings, train_images, [])[0]
     ckn: Any = keyed.descriptor
     count = len(ckn.ckn.layers[0].weights)
     caption = f"CKN-{channel}: {count} filters of the first layer, learned on {train_images.name}"
@@ -148,20 +150,19 @@ def filters(
 
 
 @app.command()
+@spread_options
 def inputs(
     image: ImagePath,
-    out: Out = None,
+    *,
     points: Points = 10,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
+    options: PictureOptions,
 ) -> None:
     """What the three networks look at: colours, whitened colours, gradients.
 
     \b
     ckn-scale show inputs photo.jpg --points 12
     """
-    out, settings = check_out(out, "inputs"), read_settings(preset, config, override, points)
+    out, settings = prepare_picture(options, "inputs", points)
     from ckn_scale.core.patches import extract_patches
     from ckn_scale.evaluate.pictures.figures import draw_inputs, spread_keypoints
 
@@ -172,31 +173,32 @@ def inputs(
 
 
 @app.command()
+@spread_options
 def robustness(
     image: ImagePath,
-    out: Out = None,
+    *,
     descriptors: Annotated[
         str, typer.Option(help="As `ckn-scale evaluate patches` names them.")
     ] = "sift,rootsift,ckn-grad,ckn-white",
     points: Points = 300,
-    preset: Preset = "compact",
-    config: Config = None,
-    override: Override = None,
     train_images: TrainImages = None,
+    options: PictureOptions,
 ) -> None:
     """Descriptor distance against rotation, zoom and translation of the patch.
 
     \b
     ckn-scale show robustness photo.jpg --train-images photos/
     """
-    out, settings = check_out(out, "robustness"), read_settings(preset, config, override, points)
+    out, settings = prepare_picture(options, "robustness", points)
+    from ckn_scale.evaluate.pictures.chart import require_matplotlib
     from ckn_scale.evaluate.pictures.robustness import DISTURBANCES, draw_robustness, measure_robustness
 
+    require_matplotlib()  # before the descriptors are learned
     pixels, found = detect(image, settings)
     names = [name.strip() for name in descriptors.split(",") if name.strip()]
     curves: dict[str, dict[str, np.ndarray]] = {one.title: {} for one in DISTURBANCES}
     for name in names:
-        describe = fit_descriptor(name, settings, train_images, [image])
+        describe = fit_descriptor(name, options, settings, train_images, [image])
         for one in DISTURBANCES:
             curves[one.title][name] = measure_robustness(pixels, found, describe, settings.patches, one)
     caption = (
@@ -205,35 +207,27 @@ def robustness(
     save(out, draw_robustness(curves, caption=caption))
 
 
-def check_out(out: Path | None, verb: str) -> Path:
-    path = out or Path(f"{verb}.png")
+def prepare_picture(options: PictureOptions, verb: str, points: int | None) -> tuple[Path, Settings]:
+    """Where the picture goes and the settings, with at most `points` regions; refused before any work."""
+    path = options.out or Path(f"{verb}.png")
     if path.suffix.lower() != ".png":
         raise InputError(f"pictures are PNG files: --out must end in .png, got {path}")
     from ckn_scale.evaluate.report import check_writable
 
     check_writable(path)
-    return path
-
-
-def read_settings(
-    preset: str, config: str | None, override: list[str] | None, points: int | None
-) -> Settings:
-    from ckn_scale.config import load_settings
-
-    chosen = [] if points is None else [f"keypoints.max_keypoints={points}"]
-    settings = load_settings(preset, config, [*(override or []), *chosen])
+    settings = options.load(*([] if points is None else [f"keypoints.max_keypoints={points}"]))
     announce("loading what describes images")
-    from ckn_scale.core.threads import set_compute_threads
+    from ckn_scale.core.numerics import set_compute_threads
 
     set_compute_threads(settings.numerics.threads)
-    return settings
+    return path, settings
 
 
 def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarray, Keypoints]:
     """Pixels at working size and their regions; `spare` times as many, to choose from."""
     from dataclasses import replace
 
-    from ckn_scale.core.detect import detect_keypoints
+    from ckn_scale.core.preprocessor import detect_keypoints
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.regions import ImageFile, RegionReader
 
@@ -247,35 +241,35 @@ def detect(path: Path, settings: Settings, *, spare: int = 1) -> tuple[np.ndarra
 
 
 def fit_members(
-    name: str, settings: Settings, train_images: Path | None, shown: list[Path]
+    name: str, options: PictureOptions, settings: Settings, train_images: Path | None, shown: list[Path]
 ) -> list[KeyedDescriptor]:
     """The descriptors that a name stands for, learned on the training images or on those shown."""
-    from ckn_scale.config import load_settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import fit_member, parse_requests
     from ckn_scale.evaluate.regions import RegionReader
     from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 
-    requests = parse_requests(name, lambda preset: settings if preset is None else load_settings(preset))
+    requests = parse_requests(name, lambda preset: options.load(preset=preset) if preset else settings)
     if len(requests) != 1:
         raise InputError(f"one descriptor is wanted, got {name!r}")
     paths = shown if train_images is None else find_images(train_images)
-    cache, bar = ContentCache(), ProgressBar()
+    cache = ContentCache()
     reader = RegionReader(settings.images, settings.keypoints, settings.patches, cache)
-    training = TrainingPatches(paths, reader, bar)
-    fitted = [
-        fit_member(member, None, training.source(settings.patches.region, member.settings.sample), cache)
-        for member in requests[0].members
-    ]
-    bar.close()
-    return fitted
+    with ProgressDisplay() as display:
+        training = TrainingPatches(paths, reader, display.show_count)
+        return [
+            fit_member(member, None, training.source(settings.patches.region, member.settings.sample), cache)
+            for member in requests[0].members
+        ]
 
 
-def fit_descriptor(name: str, settings: Settings, train_images: Path | None, shown: list[Path]) -> Any:
-    """A function from patches to rows."""
+def fit_descriptor(
+    name: str, options: PictureOptions, settings: Settings, train_images: Path | None, shown: list[Path]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from patches to their descriptors, one row each."""
     import numpy as np
 
-    fitted = fit_members(name, settings, train_images, shown)
+    fitted = fit_members(name, options, settings, train_images, shown)
 
     def describe(patches: np.ndarray) -> np.ndarray:
         return np.concatenate([one.descriptor.describe(patches) for one in fitted], axis=1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import CknSpec, LayerSpec
 
 INPUT_CHANNELS = {"grad": 2, "white": 3, "raw": 3}
@@ -35,16 +36,20 @@ class CknLayer:
 
 @dataclass(frozen=True)
 class Ckn:
+    """A network: its settings and, layer by layer, its arrays; while it is trained, the layers so far."""
+
     spec: CknSpec
     patch_size_px: int
     layers: tuple[CknLayer, ...]
 
     @property
     def dim(self) -> int:
+        """Numbers of a descriptor before its projection."""
         side = layer_sides(self.spec, self.patch_size_px)[-1][1]
         return side * side * self.spec.layers[-1].num_filters
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def to_part(self) -> ModelPart:
+        """Arrays `layer<i>.weights`, `.bias` and, if any, `.factor`; settings and alphas as metadata."""
         arrays: dict[str, np.ndarray] = {}
         for index, layer in enumerate(self.layers):
             arrays[f"layer{index}.weights"] = layer.weights
@@ -52,44 +57,37 @@ class Ckn:
             if layer.factor is not None:
                 arrays[f"layer{index}.factor"] = layer.factor
         alphas = [layer.alpha for layer in self.layers]
-        meta = {"spec": asdict(self.spec), "patch_size_px": self.patch_size_px, "alphas": alphas}
-        return arrays, meta
+        metadata = {"spec": asdict(self.spec), "patch_size_px": self.patch_size_px, "alphas": alphas}
+        return ModelPart(arrays, metadata)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Ckn:
-        spec = ckn_spec_from_dict(meta["spec"])
-        ckn = cls(spec, int(meta["patch_size_px"]), tuple(_read_layers(spec, arrays, meta["alphas"])))
-        _check_layers(ckn)
-        return ckn
-
-
-def _read_layers(spec: CknSpec, arrays: Mapping[str, np.ndarray], alphas: list[float]) -> list[CknLayer]:
-    if len(alphas) != len(spec.layers):
-        raise ValueError(f"a CKN of {len(spec.layers)} layers needs as many alphas, got {len(alphas)}")
-    layers = []
-    for index, (layer_spec, alpha) in enumerate(zip(spec.layers, alphas, strict=True)):
-        missing = {f"layer{index}.weights", f"layer{index}.bias"} - set(arrays)
-        if missing:
-            raise ValueError(f"arrays of the CKN are missing: {', '.join(sorted(missing))}")
-        weights, bias = arrays[f"layer{index}.weights"], arrays[f"layer{index}.bias"]
-        layers.append(CknLayer(layer_spec, float(alpha), weights, bias, arrays.get(f"layer{index}.factor")))
-    return layers
-
-
-def _check_layers(ckn: Ckn) -> None:
-    for index, layer in enumerate(ckn.layers):
-        shape = (layer.spec.num_filters, subpatch_dim(ckn.spec, index))
-        if layer.weights.shape != shape:
-            raise ValueError(f"weights of layer {index} must be {shape}, got {layer.weights.shape}")
-        if layer.bias.shape != shape[:1]:
-            raise ValueError(f"bias of layer {index} must be {shape[:1]}, got {layer.bias.shape}")
-        if layer.factor is not None and layer.factor.shape != (shape[0], shape[0]):
-            raise ValueError(
-                f"factor of layer {index} must be square in {shape[0]}, got {layer.factor.shape}"
-            )
+    def from_part(cls, part: ModelPart) -> Ckn:
+        """What `to_part` gave; ValueError when arrays are missing or their shapes do not fit the settings."""
+        arrays, metadata = part
+        spec = ckn_spec_from_dict(metadata["spec"])
+        alphas = metadata["alphas"]
+        if len(alphas) != len(spec.layers):
+            raise ValueError(f"a CKN of {len(spec.layers)} layers needs as many alphas, got {len(alphas)}")
+        layers = []
+        for index, (layer_spec, alpha) in enumerate(zip(spec.layers, alphas, strict=True)):
+            missing = {f"layer{index}.weights", f"layer{index}.bias"} - set(arrays)
+            if missing:
+                raise ValueError(f"arrays of the CKN are missing: {', '.join(sorted(missing))}")
+            weights, bias = arrays[f"layer{index}.weights"], arrays[f"layer{index}.bias"]
+            factor = arrays.get(f"layer{index}.factor")
+            shape = (layer_spec.num_filters, subpatch_dim(spec, index))
+            if weights.shape != shape:
+                raise ValueError(f"weights of layer {index} must be {shape}, got {weights.shape}")
+            if bias.shape != shape[:1]:
+                raise ValueError(f"bias of layer {index} must be {shape[:1]}, got {bias.shape}")
+            if factor is not None and factor.shape != (shape[0], shape[0]):
+                raise ValueError(f"factor of layer {index} must be square in {shape[0]}, got {factor.shape}")
+            layers.append(CknLayer(layer_spec, float(alpha), weights, bias, factor))
+        return cls(spec, int(metadata["patch_size_px"]), tuple(layers))
 
 
 def ckn_spec_from_dict(settings: Mapping[str, Any]) -> CknSpec:
+    """The spec whose `asdict` this is."""
     layers = tuple(LayerSpec(**layer) for layer in settings["layers"])
     return CknSpec(**{**settings, "layers": layers})
 
@@ -101,6 +99,7 @@ def truncate_spec(spec: CknSpec, num_layers: int) -> CknSpec:
 
 
 def subpatch_dim(spec: CknSpec, index: int) -> int:
+    """Numbers of one sub-patch as layer `index` sees it: pixels × channels."""
     channels = spec.layers[index - 1].num_filters if index else INPUT_CHANNELS[spec.channel]
     return spec.layers[index].patch_px ** 2 * channels
 
@@ -185,7 +184,8 @@ def input_window(spec: CknSpec, patch_size_px: int) -> np.ndarray | None:
 def window_weights(side: int, patch_size_px: int, window_sigma: float) -> np.ndarray:
     """(side,) float32 Gaussian about the centre, standard deviation `window_sigma` × the patch's side."""
     distances = np.arange(side) - (side - 1) / 2
-    return np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
+    weights: np.ndarray = np.exp(-0.5 * (distances / (window_sigma * patch_size_px)) ** 2).astype(np.float32)
+    return weights
 
 
 def orientation_layer(spec: LayerSpec) -> CknLayer:

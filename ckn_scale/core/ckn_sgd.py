@@ -64,10 +64,12 @@ def fit_sgd(
 
 
 def candidate_rates(spec: CknTrainingSpec) -> list[float]:
+    """The learning rates 2^(−k/2) that are tried, largest first."""
     return [2 ** (-k / 2) for k in range(spec.sgd_rate_candidates)]
 
 
 def pose_problem(subpatches: Tensor, alpha: float, spec: CknTrainingSpec) -> PairProblem:
+    """The problem of unit rows (n, q): its validation pairs are the same for every rate."""
     rows = torch.nn.functional.pad(subpatches, (0, 1), value=1.0)
     generator = torch.Generator().manual_seed(_VALIDATION_SEED)
     sums = next(draw_pairs(rows, spec.sgd_validation_pairs, generator))
@@ -80,7 +82,8 @@ def precondition(rows: Tensor) -> Tensor:
     """(G + τ I)⁻¹ of the second moments G of the rows, τ its mean eigenvalue, through float64."""
     moments = (rows.T @ rows).double() / len(rows)
     values, vectors = torch.linalg.eigh(moments)
-    return ((vectors / (values + values.mean())) @ vectors.T).to(rows.dtype)
+    inverse: Tensor = ((vectors / (values + values.mean())) @ vectors.T).to(rows.dtype)
+    return inverse
 
 
 def draw_filters(problem: PairProblem, num_filters: int, seed: int) -> Tensor:

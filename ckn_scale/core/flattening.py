@@ -8,14 +8,14 @@ in a collection of few places the strong directions *are* the places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from ckn_scale.core.principal import (
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.pca import (
     compare_rows,
     find_principal,
     split_columns,
@@ -66,13 +66,16 @@ class Flattening:
             out[position] = (torch.nn.functional.normalize(flat, eps=1e-20) * (length > 0)).numpy()
         return out
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def to_part(self) -> ModelPart:
+        """Its arrays by name; the sizes as metadata."""
         arrays = {"mean": self.mean, "directions": self.directions, "factors": self.factors}
-        return arrays, {"method": "flatten", "dim": self.dim, "num_directions": len(self.factors)}
+        return ModelPart(arrays, {"method": "flatten", "dim": self.dim, "num_directions": len(self.factors)})
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Flattening:
-        dim, count = int(meta["dim"]), int(meta["num_directions"])
+    def from_part(cls, part: ModelPart) -> Flattening:
+        """What `to_part` gave; ValueError when the shapes are others than the metadata say."""
+        arrays, metadata = part
+        dim, count = int(metadata["dim"]), int(metadata["num_directions"])
         wanted = {"mean": (dim,), "directions": (count, dim), "factors": (count,)}
         found = {name: arrays[name].shape for name in wanted}
         if found != wanted:
@@ -106,6 +109,7 @@ def learn_flattening(
 
 
 def supported_directions(num_images: int, *, background: bool) -> int:
+    """How many directions so many images can teach; fewer when they are a sample of the collection itself."""
     per_direction = BACKGROUND_IMAGES_PER_DIRECTION if background else SAMPLE_IMAGES_PER_DIRECTION
     return min(MAX_DIRECTIONS, num_images // per_direction)
 

@@ -35,7 +35,7 @@ AVIF_BRANDS = (b"avif", b"avis")
 # libjpeg writes 10 scans, mozjpeg's search ends below 20; 64 over 100 megapixels take five seconds.
 MAX_JPEG_SCANS = 64
 JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)  # within coded data: 00 and restarts
-HEAD_BYTES = 64  # as many as tell one format from another
+HEAD_BYTES = 64  # enough to distinguish the formats
 QUOTED = re.compile(r"""b?(['"]).*?\1""", re.DOTALL)  # bytes of the file: a reason is shown to others
 # What decoders say of a sound file that asks for something they do not do.
 UNSUPPORTED = re.compile(r"unsupported|not supported|not implemented|unknown pixel mode", re.IGNORECASE)
@@ -123,7 +123,7 @@ def _format_of(data: bytes) -> FileFormat:
 
 class _JpegFile(JpegImagePlugin.JpegImageFile):
     """A JPEG whose header is read without its EXIF block: Pillow wants the resolution out of it, and
-    tells of a broken one by warnings, which threads share."""
+    reports a broken one by warnings, which threads share."""
 
     def _read_dpi_from_exif(self) -> None:
         pass
@@ -141,7 +141,8 @@ def _open_heif(stream: io.BytesIO) -> ImageFile.ImageFile:
     except ImportError:
         reason = "HEIC needs the extra pillow-heif: pip install 'ckn-scale[heif]'"
         raise ImageRejected("unsupported", reason) from None
-    return HeifImageFile(stream)
+    file: ImageFile.ImageFile = HeifImageFile(stream)
+    return file
 
 
 def _open_avif(stream: io.BytesIO) -> ImageFile.ImageFile:

@@ -42,7 +42,7 @@ TURNS: dict[int, tuple[bool, bool, bool]] = {
 
 
 def decode_image(data: bytes, spec: ImageSpec, box: Sequence[float] | None = None) -> np.ndarray:
-    """(H, W, 3) uint8 RGB at working size; `ImageRejected` tells why there is none.
+    """(H, W, 3) uint8 RGB at working size; `ImageRejected` says why there is none.
 
     `box` (x1, y1, x2, y2) in pixels of the upright original is cut out before the resize.
     """
@@ -61,7 +61,7 @@ def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
         with open_image_file(data) as file:
             width_px, height_px = file.size
             _check_header(width_px, height_px, spec)
-            pixels = width_px * height_px
+            pixels: int = width_px * height_px
             if file.format == "JPEG":  # decoded at the next scale above the working size
                 coefficients = 2 * len(file.getbands()) * pixels if file.info.get("progressive") else 0
                 return coefficients + BYTES_PER_PIXEL["RGB"] * min(pixels, 4 * spec.max_pixels)
@@ -70,11 +70,6 @@ def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
             return per_pixel * pixels + BAND_BYTES_PER_PIXEL * min(pixels, BAND_PIXELS)
     except Exception:  # decoding will say what is wrong
         return 0
-
-
-def largest_decoding_bytes(spec: ImageSpec) -> int:
-    """Memory that decoding takes for the largest image below the pixel cap."""
-    return spec.pixel_cap * max(*BYTES_PER_PIXEL.values(), *DECODER_BYTES_PER_PIXEL.values())
 
 
 def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
@@ -163,11 +158,23 @@ def encode_thumbnail(image: np.ndarray, side_px: int) -> bytes:
     height_px, width_px = image.shape[:2]
     factor = min(1.0, side_px / max(height_px, width_px))
     size = max(1, round(width_px * factor)), max(1, round(height_px * factor))
-    pixels = cv2.cvtColor(resize_image(image, size), cv2.COLOR_RGB2BGR)
-    done, jpeg = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])
+    return encode_jpeg(resize_image(image, size), THUMBNAIL_QUALITY)
+
+
+def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
+    """(H, W, 3) uint8 RGB as a JPEG of `quality` 0 … 100; ValueError for a shape that JPEG cannot hold."""
+    done, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
-        raise ValueError(f"no JPEG could be made of an image of shape {image.shape}")
-    return jpeg.tobytes()
+        raise ValueError(f"an image of shape {image.shape} cannot be written as JPEG")
+    return data.tobytes()
+
+
+def decode_jpeg(data: bytes) -> np.ndarray:
+    """(H, W, 3) uint8 RGB of a JPEG that this program wrote; `decode_image` is for files of strangers."""
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    if pixels is None:
+        raise ValueError("not a JPEG")
+    return np.ascontiguousarray(pixels[:, :, ::-1])
 
 
 def _to_rgb(file: Image.Image) -> np.ndarray:

@@ -19,7 +19,8 @@ def extract_patches(image: np.ndarray, keypoints: Keypoints, spec: PatchSpec) ->
     A patch is the square of half side `spec.region` in the keypoint's frame; outside the image the
     nearest pixel is repeated.
     """
-    _check_image(image)
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        raise ValueError(f"image must be (H, W) or (H, W, 3) uint8, got {image.shape} {image.dtype}")
     transforms = _patch_transforms(keypoints.frames, spec)  # patch pixel → image pixel
     levels = choose_levels(transforms)
     pyramid = _build_pyramid(image, int(levels.max(initial=0)))
@@ -47,29 +48,14 @@ def _warp_patches(
         cv2.cvtColor(out.reshape(*rows, 4), cv2.COLOR_RGBA2RGB, patches.reshape(*rows, 3))
 
 
-def patches_to_luma(patches: np.ndarray) -> np.ndarray:
-    """(N, S, S) uint8 luma of (N, S, S, 3) uint8 patches; (N, S, S) stays as it is."""
-    if patches.ndim == 3:
-        return patches
-    num, height, width, _ = patches.shape
-    if num == 0:
-        return np.empty((0, height, width), np.uint8)
-    luma = cv2.cvtColor(patches.reshape(num * height, width, 3), cv2.COLOR_RGB2GRAY)
-    return luma.reshape(num, height, width)
-
-
 def choose_levels(transforms: np.ndarray) -> np.ndarray:
     """The pyramid level (N,) at which the coarser axis of the patch has a pitch of 0.7 to 1.4 pixels."""
     a, b, c, d = transforms[:, :, :2].reshape(-1, 4).T
     square_sum, determinant = a * a + b * b + c * c + d * d, a * d - b * c
     # The square of the larger singular value; `np.linalg.svd` takes ten times as long.
     pitch_sq = 0.5 * (square_sum + np.sqrt(np.maximum(square_sum**2 - 4 * determinant**2, 0.0)))
-    return np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
-
-
-def _check_image(image: np.ndarray) -> None:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        raise ValueError(f"image must be (H, W) or (H, W, 3) uint8, got {image.shape} {image.dtype}")
+    levels: np.ndarray = np.rint(0.5 * np.log2(np.maximum(pitch_sq, 1.0))).astype(np.int64)
+    return levels
 
 
 def _patch_transforms(frames: np.ndarray, spec: PatchSpec) -> np.ndarray:

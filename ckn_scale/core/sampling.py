@@ -13,7 +13,8 @@ def _mix(values: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: a bijection of uint64 that scatters neighbouring values."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def hash_priorities(seed: int, *keys: np.ndarray) -> np.ndarray:
@@ -33,12 +34,11 @@ def hash_priorities(seed: int, *keys: np.ndarray) -> np.ndarray:
 
 
 def smallest(priorities: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the k smallest priorities, ordered by (priority, index); all of them if k is larger."""
+    """Indices of the k smallest of (N,) numbers, ordered by (number, index); all of them if k is larger."""
     if k < 0:
         raise ValueError(f"k must be ≥ 0, got {k}")
-    count = len(priorities)
-    if k < count // 4:
-        bound = np.partition(priorities, k)[k]
-        candidates = np.flatnonzero(priorities <= bound)
-        return candidates[np.argsort(priorities[candidates], kind="stable")][:k]
-    return np.argsort(priorities, kind="stable")[:k]
+    chosen = np.arange(len(priorities))
+    if 0 < k < len(priorities):
+        # Only the value at the cut is taken from `partition`: the order of its ties is not defined.
+        chosen = np.flatnonzero(priorities <= np.partition(priorities, k - 1)[k - 1])
+    return chosen[np.argsort(priorities[chosen], kind="stable")][:k]

@@ -1,20 +1,19 @@
-"""Gaussian scale space of an image and the extrema of its Hessian's determinant.
+"""The scale space of an image: blurred octaves, the determinant of the Hessian at each level, its extrema.
 
-Octave o holds the image at 1/2^o of its size; level k of it is blurred to LEVEL_SIGMAS_PX[k] pixels
-of that octave. The planes of all octaves lie one behind the other in flat arrays (`Layout` tells
-where), so that the points of all octaves are handled in one numpy call.
-"""
+All octaves lie in one flat array (`Layout`), so that points of all scales are looked up at once
+(`Window`, `locate_pixels`). Arrays are reused from image to image, one set per thread (`Buffers`): a fresh
+one of some megabytes costs more in page faults than the filters take to fill it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import cv2
 import numpy as np
-
-from ckn_scale.core.buffers import Buffers
 
 SCALES_PER_OCTAVE = 3
 NUM_LEVELS = SCALES_PER_OCTAVE + 2  # extrema are sought at the inner ones
@@ -24,22 +23,11 @@ LEVEL_SIGMAS_PX = FIRST_SIGMA_PX * 2.0 ** (np.arange(NUM_LEVELS) / SCALES_PER_OC
 MIN_SIDE_PX = 12  # of the smallest octave
 BORDER_PX = 2  # extrema nearer to the border of their octave are artefacts of it
 WINDOW_SIGMAS = 2.5  # where the Gaussian window is cut off; 2.0 costs two points of repeatability
-
 SECOND_DIFFERENCE = np.array([1.0, -2.0, 1.0], np.float32)
 FIRST_DIFFERENCE = np.array([-0.5, 0.0, 0.5], np.float32)
 IDENTITY = np.array([1.0], np.float32)
 NEIGHBOURS = np.ones((3, 3), np.uint8)
-
-
-def _blur_kernel(from_sigma_px: float, to_sigma_px: float) -> np.ndarray:
-    sigma_px = float(np.sqrt(to_sigma_px**2 - from_sigma_px**2))
-    return cv2.getGaussianKernel(2 * int(np.ceil(WINDOW_SIGMAS * sigma_px)) + 1, sigma_px, cv2.CV_32F)
-
-
-# Kernel k makes level k out of level k − 1; kernel 0 makes level 0 out of the image.
-BLUR_KERNELS = [_blur_kernel(a, b) for a, b in pairwise([INPUT_SIGMA_PX, *LEVEL_SIGMAS_PX])]
-
-_buffers = Buffers()
+CHUNK = 128  # points at once: larger temporaries cost page faults and fall out of the cache
 
 
 @dataclass(frozen=True)
@@ -96,20 +84,6 @@ class ScaleSpace:
     extrema: Extrema
 
 
-def plan_octaves(height_px: int, width_px: int) -> Layout:
-    """Octaves from the image's size down to a shorter side of about MIN_SIDE_PX."""
-    heights, widths = [height_px], [width_px]
-    while min(heights[-1], widths[-1]) > 2 * MIN_SIDE_PX:
-        heights.append((heights[-1] + 1) // 2)
-        widths.append((widths[-1] + 1) // 2)
-    return _lay_out(np.array(heights), np.array(widths))
-
-
-def _lay_out(heights: np.ndarray, widths: np.ndarray) -> Layout:
-    sizes = heights * widths
-    return Layout(heights, widths, np.cumsum(sizes) - sizes)
-
-
 def build_scale_space(luma: np.ndarray, *, threshold: float, saddles: bool) -> ScaleSpace:
     """Scale space of an (H, W) uint8 or float32 image with its extrema above `threshold`.
 
@@ -130,6 +104,20 @@ def build_scale_space(luma: np.ndarray, *, threshold: float, saddles: bool) -> S
     _fill_top_levels(octaves)
     found = [_find_extrema(octave, planes, threshold) for octave, planes in enumerate(octaves)]
     return ScaleSpace(layout, bases, strengths, Extrema(*_join_columns(found)))
+
+
+def plan_octaves(height_px: int, width_px: int) -> Layout:
+    """Octaves from the image's size down to a shorter side of about MIN_SIDE_PX."""
+    heights, widths = [height_px], [width_px]
+    while min(heights[-1], widths[-1]) > 2 * MIN_SIDE_PX:
+        heights.append((heights[-1] + 1) // 2)
+        widths.append((widths[-1] + 1) // 2)
+    return _lay_out(np.array(heights), np.array(widths))
+
+
+def _lay_out(heights: np.ndarray, widths: np.ndarray) -> Layout:
+    sizes = heights * widths
+    return Layout(heights, widths, np.cumsum(sizes) - sizes)
 
 
 def _fill_octave(base: np.ndarray, planes: np.ndarray, saddles: bool, *, is_last: bool) -> np.ndarray:
@@ -165,6 +153,19 @@ def measure_hessian(level: np.ndarray, sigma_px: float, saddles: bool, out: np.n
     (cv2.absdiff if saddles else cv2.subtract)(out, other, out)
 
 
+def _blur(image: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> np.ndarray:
+    return cv2.sepFilter2D(image, cv2.CV_32F, kernel, kernel, out, borderType=cv2.BORDER_REPLICATE)
+
+
+def _blur_kernel(from_sigma_px: float, to_sigma_px: float) -> np.ndarray:
+    sigma_px = float(np.sqrt(to_sigma_px**2 - from_sigma_px**2))
+    return cv2.getGaussianKernel(2 * int(np.ceil(WINDOW_SIGMAS * sigma_px)) + 1, sigma_px, cv2.CV_32F)
+
+
+# Kernel k makes level k out of level k − 1; kernel 0 makes level 0 out of the image.
+BLUR_KERNELS = [_blur_kernel(a, b) for a, b in pairwise([INPUT_SIGMA_PX, *LEVEL_SIGMAS_PX])]
+
+
 def _find_extrema(octave: int, planes: np.ndarray, threshold: float) -> tuple[np.ndarray, ...]:
     """Octave, level, row, column, strength of the maxima over 3 × 3 × 3 neighbours of (NUM_LEVELS, h, w)."""
     peaks = _buffers.take("peaks", *planes.shape)
@@ -198,5 +199,82 @@ def _join_columns(tables: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray,
     return tuple(np.concatenate(parts) for parts in zip(*tables, strict=True))
 
 
-def _blur(image: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> np.ndarray:
-    return cv2.sepFilter2D(image, cv2.CV_32F, kernel, kernel, out, borderType=cv2.BORDER_REPLICATE)
+@dataclass(frozen=True)
+class Window:
+    """K samples on a disk in the region's own frame: `positions` (2, K) as (x, y), `weights` (K,), sum 1."""
+
+    positions: np.ndarray
+    weights: np.ndarray
+
+
+def disk_window(*, radius: float, weight_sigma: float, side: int) -> Window:
+    """The nodes of a `side` × `side` grid over [−radius, radius]² that lie on the disk, Gaussian weights."""
+    line = np.linspace(-radius, radius, side, dtype=np.float32)
+    y, x = (a.ravel() for a in np.meshgrid(line, line, indexing="ij"))
+    distance_sq = x * x + y * y
+    inside = distance_sq <= radius**2 * 1.001
+    weights = np.exp(-distance_sq[inside] / (2 * weight_sigma**2))
+    return Window(np.stack([x[inside], y[inside]]), weights / weights.sum())
+
+
+def chunks(num_points: int) -> Iterator[slice]:
+    """Slices of all points, few enough at a time for the cache."""
+    return (slice(start, start + CHUNK) for start in range(0, num_points, CHUNK))
+
+
+def locate_pixels(
+    layout: Layout,
+    octaves: np.ndarray,
+    pitch_px: np.ndarray,
+    frames: np.ndarray,
+    window: Window,
+    *,
+    margin_px: int = 0,
+) -> np.ndarray:
+    """(N, K) positions in a flat array of the pixels nearest to the window's samples.
+
+    Point i with frame (2, 3) in image pixels is looked up in plane `octaves[i]` of `layout`, whose
+    pixels are `pitch_px[i]` apart; samples beyond all but `margin_px` of it move to the nearest pixel.
+    """
+    scaled = frames / pitch_px[:, None, None]
+    scaled[:, :, 2] += 0.5  # so that cutting off the fraction rounds
+    width, height = layout.widths[octaves, None], layout.heights[octaves, None]
+    column = _clipped_line(scaled[:, 0, :, None], window.positions, margin_px, width)
+    row = _clipped_line(scaled[:, 1, :, None], window.positions, margin_px, height)
+    row *= width
+    row += column
+    row += layout.starts[octaves, None]
+    return row
+
+
+def _clipped_line(
+    frame_row: np.ndarray, positions: np.ndarray, margin_px: int, length: np.ndarray
+) -> np.ndarray:
+    """(N, K) one coordinate of all samples as whole pixels in [margin_px, length − margin_px)."""
+    values = frame_row[:, 0] * positions[0]
+    values += frame_row[:, 1] * positions[1]
+    values += frame_row[:, 2]
+    np.clip(values, np.float32(margin_px), (length - 1 - margin_px).astype(np.float32), out=values)
+    pixels: np.ndarray = values.astype(np.intp)
+    return pixels
+
+
+class Buffers(threading.local):
+    """`take` hands out uninitialised arrays; the next `take` of the same name reuses the memory.
+
+    So nothing that outlives the call it was taken for may be a view of one.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, *shape: int, dtype: type = np.float32) -> np.ndarray:
+        """An array of `shape` under `name`; a name always goes with the same dtype."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size:
+            flat = self._flat[name] = np.empty(size, dtype)
+        return flat[:size].reshape(shape)
+
+
+_buffers = Buffers()

@@ -116,6 +116,11 @@ class CknSpec:
         if not 0 < self.alpha_quantile < 1:
             raise ValueError(f"alpha_quantile must lie between 0 and 1, got {self.alpha_quantile}")
 
+    @property
+    def learned_layers(self) -> range:
+        """Positions of the layers that are learned: all but grad's orientations."""
+        return range(1 if self.channel == "grad" else 0, len(self.layers))
+
 
 @dataclass(frozen=True)
 class CknTrainingSpec:
@@ -173,6 +178,8 @@ class ChannelSpec:
 
 @dataclass(frozen=True)
 class VladSpec:
+    """The codebook of each channel, and how residuals become a vector."""
+
     __pydantic_config__ = CLOSED
 
     num_words: int = 64

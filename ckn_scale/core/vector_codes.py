@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.sampling import hash_priorities
-from ckn_scale.core.vector_index import import_faiss
 
 _SMALLEST_BLOCK = 256
 _FACTORS = 2  # floats after the bits of a code: squared length, and what an estimate is multiplied with
 
 
 class VectorCodec(Protocol):
-    """Each row is encoded by itself: equal vectors have equal codes, whatever their company."""
+    """Each row is encoded by itself: equal vectors have equal codes, whatever else is encoded with them."""
 
     name: str
     dim: int
@@ -35,6 +35,7 @@ class VectorCodec(Protocol):
 
 
 def make_codec(name: str, dim: int) -> VectorCodec:
+    """The encoding by its name, float16 or signs; ValueError for another."""
     if name == "float16":
         return HalfCodec(dim)
     if name == "signs":
@@ -43,6 +44,8 @@ def make_codec(name: str, dim: int) -> VectorCodec:
 
 
 class HalfCodec:
+    """Every number in two bytes."""
+
     name = "float16"
 
     def __init__(self, dim: int) -> None:
@@ -66,7 +69,8 @@ class SignCodec:
         self.code_bytes = self.rotation.padded_dim // 8 + 4 * _FACTORS
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        return self._faiss.sa_encode(self.rotation.apply(_check(rows, self.dim)))
+        codes: np.ndarray = self._faiss.sa_encode(self.rotation.apply(_check(rows, self.dim)))
+        return codes
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         return self.rotation.undo(self._faiss.sa_decode(np.ascontiguousarray(_check(codes, self.code_bytes))))
@@ -130,7 +134,8 @@ def _hadamard(size: int) -> torch.Tensor:
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / np.sqrt(size)
+    unit: torch.Tensor = matrix / np.sqrt(size)
+    return unit
 
 
 def _check(rows: np.ndarray, width: int) -> np.ndarray:

@@ -1,53 +1,51 @@
-"""FAISS over arrays: build an index of vectors with global ids, and search it.
+"""Search by inner product, exact or by signs: the best k of many rows, ties by id; answers can be merged.
 
-FAISS makes the shortlist, `topk.find_topk` the answer: the scores are the same however the vectors are
-cut into indexes and the queries into batches.
-"""
+An exact index makes a shortlist by a fast search and scores it again: a matrix product rounds each sum in
+its own way, so equal images would get unequal scores, and other ones in another shard or batch. An index
+of signs compares images of one bit a number with queries of 8 bits a number. In both the score of a pair
+depends on its image and its query alone, so answers are the same however the images are cut into indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ckn_scale.core.topk import find_topk
-from ckn_scale.errors import MissingDependency
+from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.vector_codes import SignCodec, VectorCodec, empty_sign_index
 
 if TYPE_CHECKING:
     import faiss
 
+NO_ID = -1  # fills a list that has fewer than k entries; never wins
+SHORTLIST_MARGIN = 16  # extra candidates, so that most queries need no second look
+SCORED_BYTES = 2**21  # rows are scored in blocks that stay in the processor's cache
 BLAS_FROM_QUERIES = 4  # from here on one matrix product is faster than row by row
 LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
 FLOAT32_ROUNDING = 2.0**-24
 SMALLEST = 1e-30  # of an error: a query of zeros is compared too, and processors may take less for zero
+# Queries in 8 bits move a score by a tenth of what the signs do and are 300 times quicker than in floats.
+QUERY_BITS = 8
+KINDS = {"float16": "exact", "signs": "signs"}  # what an index of each encoding is called in its manifest
 
 
-def import_faiss() -> Any:
-    """The faiss module, or one sentence saying what to install."""
-    try:
-        import faiss
-    except ImportError as error:
-        message = "faiss is missing: pip install 'ckn-scale[cpu]' (or [gpu] on a machine with GPUs)"
-        raise MissingDependency(message) from error
-    return faiss
+def build_index(codec: VectorCodec, codes: np.ndarray, ids: np.ndarray) -> StoredIndex:
+    """An index of (N, code_bytes) codes with (N,) strictly ascending int64 ids."""
+    if codec.name == "signs":
+        return build_signs(codes, ids, codec.dim)
+    return build_exact(codec.decode(codes), ids)
 
 
-@contextmanager
-def faiss_threads(count: int) -> Iterator[None]:
-    """FAISS has `count` threads for what this thread calls inside, and what it had before afterwards."""
-    faiss = import_faiss()
-    before = faiss.omp_get_max_threads()  # OpenMP keeps this number per calling thread
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
+    """What a file of an index of this kind holds, as FAISS opened it."""
+    if kind not in KINDS.values():
+        raise ValueError(f"no kind of index named {kind!r}; there are {', '.join(KINDS.values())}")
+    return SignIndex(index, dim) if kind == "signs" else VectorIndex(index)
 
 
 class VectorIndex:
-    """Vectors with ascending int64 ids, compared by inner product (larger is more alike).
+    """Vectors with ascending int64 ids, compared by inner product (larger is more similar).
 
     Wraps a `faiss.IndexIDMap`; other kinds (IVF, quantised) differ in the index it holds.
     """
@@ -83,28 +81,34 @@ class VectorIndex:
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
         import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
-        return self._vectors.search(queries, count)
+        found: tuple[np.ndarray, np.ndarray] = self._vectors.search(queries, count)
+        return found
 
     def above(self, query: np.ndarray, level: float) -> np.ndarray:
         # FAISS wants more than the radius, in float32.
         radius = np.nextafter(np.float32(level), np.float32(-np.inf))
-        return self._vectors.range_search(query[None], float(radius))[2]
+        positions: np.ndarray = self._vectors.range_search(query[None], float(radius))[2]
+        return positions
 
     def error_bound(self, queries: np.ndarray) -> np.ndarray:
         """The bound of a float32 sum of D products in any order, for unit vectors."""
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        return (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+        bounds: np.ndarray = (self.dim + 4) * FLOAT32_ROUNDING * LONGEST_NORM * norms + SMALLEST
+        return bounds
 
     def vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        return self._vectors.reconstruct_batch(positions)
+        vectors: np.ndarray = self._vectors.reconstruct_batch(positions)
+        return vectors
 
     def vector(self, position: int) -> np.ndarray:
         """The (D,) float32 vector of the row whose id is `ids[position]`."""
-        return self._vectors.reconstruct(position)
+        vector: np.ndarray = self._vectors.reconstruct(position)
+        return vector
 
     def to_bytes(self) -> bytes:
         """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
-        return import_faiss().serialize_index(self._index).tobytes()
+        data: bytes = import_faiss().serialize_index(self._index).tobytes()
+        return data
 
 
 def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
@@ -125,7 +129,188 @@ def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
     return VectorIndex(index)
 
 
+class SignIndex:
+    """Codes of vectors with ascending int64 ids; offers what `VectorIndex` does.
+
+    Wraps a `faiss.IndexIDMap` of an `IndexRaBitQ`. `dim` is that of the vectors, before the rotation.
+    """
+
+    def __init__(self, index: faiss.IndexIDMap, dim: int) -> None:
+        faiss = import_faiss()
+        inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
+        self._codec = SignCodec(dim)
+        if not isinstance(inner, faiss.IndexRaBitQ) or inner.d != self._codec.rotation.padded_dim:
+            raise ValueError(
+                f"expected an IndexRaBitQ of {dim} numbers, got {type(inner).__name__} of {inner.d}"
+            )
+        self._index, self._signs = index, inner
+        self.dim = dim
+        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
+        check_ids(self.ids)
+
+    @property
+    def rows(self) -> int:
+        return int(self._index.ntotal)
+
+    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
+
+        Best first; equal similarities by ascending id.
+        """
+        if k < 1:
+            raise ValueError(f"k must be ≥ 1, got {k}")
+        queries, k = as_matrix(queries, self.dim), min(k, self.rows)
+        if k == 0 or len(queries) == 0:
+            return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        with faiss_threads(threads):
+            similarity, positions = self._find(self._codec.rotation.apply(queries), k)
+        return similarity, self.ids[positions]
+
+    def _find(self, rotated: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Similarity and positions, which ascend with the ids."""
+        params = import_faiss().RaBitQSearchParameters()
+        params.qb = QUERY_BITS
+        similarity, positions = self._signs.search(rotated, min(k + 1, self.rows), params=params)
+        # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
+        tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
+        similarity, positions = _order(similarity[:, :k], positions[:, :k])
+        for row in np.flatnonzero(tied):
+            below = float(np.nextafter(similarity[row, -1], np.float32(-np.inf)))
+            _, every, where = self._signs.range_search(rotated[row : row + 1], below, params=params)
+            ordered = _order(every[None], where[None])
+            similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
+        return similarity, positions
+
+    def vector(self, position: int) -> np.ndarray:
+        """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
+        vector: np.ndarray = self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]
+        return vector
+
+    def to_bytes(self) -> bytes:
+        """The index in FAISS's own file format; equal codes and ids give equal bytes."""
+        data: bytes = import_faiss().serialize_index(self._index).tobytes()
+        return data
+
+
+def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:
+    """An index of codes (N, code_bytes), as `SignCodec` makes them, with strictly ascending int64 ids."""
+    faiss = import_faiss()
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    codec = SignCodec(dim)
+    if codes.shape != (len(ids), codec.code_bytes):
+        raise ValueError(f"{len(ids)} ids need codes ({len(ids)}, {codec.code_bytes}), got {codes.shape}")
+    check_ids(ids)
+    inner = empty_sign_index(codec.rotation.padded_dim)
+    index = faiss.IndexIDMap(inner)
+    inner.add_sa_codes(np.ascontiguousarray(codes))
+    faiss.copy_array_to_vector(ids, index.id_map)
+    index.ntotal = inner.ntotal
+    return SignIndex(index, dim)
+
+
+def _order(similarity: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((positions, -similarity), axis=-1)
+    return np.take_along_axis(similarity, order, axis=1), np.take_along_axis(positions, order, axis=1)
+
+
+StoredIndex = VectorIndex | SignIndex
+
+
+class SearchableRows(Protocol):
+    """Vectors in the order of their ids, with a fast search whose similarities are off by a known bound."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) → about the `count` best: similarity (Q, count) descending, positions (Q, count)."""
+
+    def above(self, query: np.ndarray, level: float) -> np.ndarray:
+        """(D,) → the positions of all rows whose approximate similarity is at least `level`."""
+
+    def error_bound(self, queries: np.ndarray) -> np.ndarray:
+        """(Q, D) → (Q,): how far an approximate similarity may be from `score_pairs`."""
+
+    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        """(N,) → (N, D): what a query is multiplied with."""
+
+
+def find_topk(rows: SearchableRows, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(Q, D) → similarity (Q, k') float32 and positions (Q, k'), k' = min(k, rows), ties by position.
+
+    The answer depends on nothing but the query and the rows: not on other queries, and the answers of
+    parts merged are the answer of the whole.
+    """
+    if k < 1:
+        raise ValueError(f"k must be ≥ 1, got {k}")
+    k = min(k, rows.rows)
+    if k == 0 or len(queries) == 0:
+        return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+    approximate, shortlist = rows.nearest(queries, min(k + SHORTLIST_MARGIN, rows.rows))
+    # At least k rows score above the k-th less the error, and whatever scores that is no further below.
+    level = approximate[:, k - 1] - 2 * rows.error_bound(queries)
+    similarity, positions = _rank(rows, queries, shortlist, k)
+    if shortlist.shape[1] < rows.rows:
+        # Many near-equal rows: all that may matter are scored, in one more pass, however many they are.
+        for row in np.flatnonzero(approximate[:, -1] >= level):
+            every = rows.above(queries[row], float(level[row]))
+            similarity[row : row + 1], positions[row : row + 1] = _rank(
+                rows, queries[row : row + 1], every[None], k
+            )
+    return similarity, positions
+
+
+def _rank(
+    rows: SearchableRows, queries: np.ndarray, shortlist: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    scores = score_pairs(rows, queries, shortlist)
+    order = np.lexsort((shortlist, -scores), axis=-1)[:, :k]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(shortlist, order, axis=1)
+
+
+def score_pairs(rows: SearchableRows, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """(Q, D) queries, (Q, W) positions → (Q, W) float32: each pair summed alone in double precision."""
+    width, dim = positions.shape[1], queries.shape[1]
+    pairs, owners = positions.ravel(), np.repeat(np.arange(len(queries)), width)
+    doubles, scores = queries.astype(np.float64), np.empty(len(pairs), np.float32)
+    step = max(1, SCORED_BYTES // (8 * dim))
+    for start in range(0, len(pairs), step):
+        block = slice(start, start + step)
+        products = rows.vectors_at(pairs[block]).astype(np.float64)
+        products *= doubles[owners[block]]
+        scores[block] = products.sum(axis=1)
+    return scores.reshape(positions.shape)
+
+
+def merge_topk(
+    values: Sequence[np.ndarray], ids: Sequence[np.ndarray], k: int, *, larger_is_better: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of lists of (Q, k_i) values and ids → (Q, k') values and ids; equal values by ascending id.
+
+    k' = min(k, sum of k_i). Missing entries have id NO_ID, and the worst possible value in the answer.
+    """
+    if k < 1:
+        raise ValueError(f"k must be ≥ 1, got {k}")
+    if len(values) != len(ids) or not values:
+        raise ValueError(f"merge needs as many value lists as id lists, got {len(values)} and {len(ids)}")
+    for value, index in zip(values, ids, strict=True):
+        if value.ndim != 2 or value.shape != index.shape or value.shape[0] != values[0].shape[0]:
+            raise ValueError(
+                f"lists must be (Q, k) of one shape, got values {value.shape} and ids {index.shape}"
+            )
+        if np.isnan(value).any():
+            raise ValueError("values must be numbers, got NaN")
+    worst = np.float32(-np.inf if larger_is_better else np.inf)
+    all_ids = np.concatenate(ids, axis=1).astype(np.int64)
+    all_values = np.where(all_ids == NO_ID, worst, np.concatenate(values, axis=1)).astype(np.float32)
+    costs = -all_values if larger_is_better else all_values
+    # The middle key keeps fillers behind real entries whose value is infinite too.
+    order = np.lexsort((all_ids, all_ids == NO_ID, costs), axis=-1)[:, :k]
+    return np.take_along_axis(all_values, order, axis=1), np.take_along_axis(all_ids, order, axis=1)
+
+
 def check_ids(ids: np.ndarray) -> None:
+    """ValueError unless ids (N,) are ≥ 0 and strictly ascending."""
     if len(ids) and ids[0] < 0:
         raise ValueError(f"ids must be ≥ 0, got {ids[0]}")
     if (np.diff(ids) <= 0).any():
@@ -134,6 +319,7 @@ def check_ids(ids: np.ndarray) -> None:
 
 
 def as_matrix(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """As contiguous (N, dim) float32; ValueError for another shape, NaN or infinity."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(f"vectors must be (N, {dim}), got {vectors.shape}")
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)

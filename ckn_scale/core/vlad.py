@@ -1,11 +1,31 @@
-"""VLAD: the residuals of an image's descriptors, summed per visual word."""
+"""VLAD: a codebook of visual words, the nearest word of each descriptor, sums of residuals as one vector."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from ckn_scale.core.codebook import assign_words
+from ckn_scale.core.kmeans import cluster, find_nearest
+
+
+def fit_codebook(
+    descriptors: np.ndarray, num_words: int, *, iterations: int = 25, seed: int = 0
+) -> np.ndarray:
+    """Centroids (num_words, D) float32 of rows (N, D) by k-means; ValueError when the rows are fewer."""
+    if descriptors.ndim != 2 or len(descriptors) < num_words:
+        raise ValueError(f"{num_words} words need as many descriptors (N, D), got {descriptors.shape}")
+    rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
+    return cluster(rows, num_words, iterations=iterations, seed=seed).numpy()
+
+
+def assign_words(descriptors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """The nearest centroid (N,) int64 of each row (N, D)."""
+    if descriptors.ndim != 2 or descriptors.shape[1] != centroids.shape[1]:
+        raise ValueError(f"descriptors must be (N, {centroids.shape[1]}), got {descriptors.shape}")
+    if len(descriptors) == 0:
+        return np.empty(0, np.int64)
+    rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
+    return find_nearest(rows, torch.from_numpy(centroids))[0].numpy()
 
 
 def aggregate_vlad(descriptors: np.ndarray, centroids: np.ndarray, *, intra_normalise: bool) -> np.ndarray:

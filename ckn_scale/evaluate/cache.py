@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import ckn_scale
-from ckn_scale.core.arithmetic import find_arithmetic
+from ckn_scale.core.numerics import find_arithmetic
 from ckn_scale.errors import InputError
 from ckn_scale.search.cache import default_cache_folder
 
@@ -34,6 +34,7 @@ class ContentCache:
         self._size_bytes: int | None = None
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
+        """The arrays saved under `key`; none when there are none or the file is damaged."""
         path = self._path(key)
         try:
             arrays = load_file(path)
@@ -46,6 +47,7 @@ class ContentCache:
         return self._path(key).is_file()
 
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the arrays whole or not at all; InputError when the folder cannot be written."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,10 +87,10 @@ class ContentCache:
         found = []
         for path in self.folder.glob("*/*.safetensors"):
             try:
-                facts = path.stat()
+                status = path.stat()
             except FileNotFoundError:  # another process trimmed it
                 continue
-            found.append((facts.st_mtime, facts.st_size, path))
+            found.append((status.st_mtime, status.st_size, path))
         return found
 
 

@@ -27,6 +27,8 @@ Figures = dict[str, float]  # the first says which smoothing is best, larger is 
 
 @dataclass(frozen=True)
 class CutCell:
+    """One descriptor at one smoothing."""
+
     smoothing_px: float
     figures: Figures
     dim: int
@@ -76,6 +78,7 @@ def make_source(
 
 
 def as_colour(patches: np.ndarray) -> np.ndarray:
+    """(N, S, S) or (N, S, S, 3) → (N, S, S, 3)."""
     return patches if patches.ndim == 4 else np.repeat(patches[..., None], 3, axis=3)
 
 
@@ -87,10 +90,12 @@ def _describe(keyed: KeyedDescriptor, patches: np.ndarray) -> tuple[np.ndarray, 
 
 
 def score_patch_set(patch_set: PatchPairs | PatchViews, rows: np.ndarray) -> Figures:
+    """The figures of descriptors (N, D), one for each patch of the set."""
     return score_pairs(patch_set, rows) if isinstance(patch_set, PatchPairs) else score_views(patch_set, rows)
 
 
 def score_pairs(pairs: PatchPairs, rows: np.ndarray) -> Figures:
+    """FPR at 95 % recall over the pairs."""
     distances = np.sum((rows[pairs.first] - rows[pairs.second]) ** 2, axis=1)
     rate = false_positive_rate(distances, pairs.matches)
     return {"score": 1 - rate, "fpr95": rate}
@@ -109,6 +114,8 @@ def score_views(views: PatchViews, rows: np.ndarray) -> Figures:
 
 
 def summarise_cut_patches(cells: dict[str, list[CutCell]]) -> list[dict[str, Any]]:
+    """For each descriptor the best cell, and all of them as `grid`: what --json writes."""
+
     def first_figure(cell: CutCell) -> float:
         return next(iter(cell.figures.values()))
 
@@ -116,9 +123,9 @@ def summarise_cut_patches(cells: dict[str, list[CutCell]]) -> list[dict[str, Any
     for name, column in cells.items():
         best = max(column, key=first_figure)
         grid = [{"smoothing_px": cell.smoothing_px, **cell.figures} for cell in column]
-        facts = {"descriptor": name, "dim": best.dim, **best.figures, "smoothing_px": best.smoothing_px}
+        best_cell = {"descriptor": name, "dim": best.dim, **best.figures, "smoothing_px": best.smoothing_px}
         seconds = {"train_seconds": best.train_seconds, "describe_seconds": round(best.describe_seconds, 2)}
-        results.append({**facts, **seconds, "grid": grid})
+        results.append({**best_cell, **seconds, "grid": grid})
     return results
 
 

@@ -9,6 +9,7 @@ paper:ckn-grad                                   by another preset than the comm
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import Settings
-from ckn_scale.core.ckn import Ckn, encode_patches
-from ckn_scale.core.ckn_training import train_ckn
-from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.config import Settings, load_spare_channels
+from ckn_scale.core.descriptors.ckn import CknDescriptor, train_descriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor
-from ckn_scale.core.projection import Projection, fit_projection
-from ckn_scale.core.specs import ChannelSpec, CknSpec, LayerSpec
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.specs import ChannelSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.regions import KeyedDescriptor
@@ -30,27 +29,6 @@ from ckn_scale.evaluate.regions import KeyedDescriptor
 SIFTS = {"sift": False, "rootsift": True}
 CHANNELS = ("grad", "white", "raw")
 GROUPS = ("ckn", "ckn-mix")
-
-# Channels can be asked for that a preset does not index with; these small ones stand in.
-SPARE_CHANNELS = {
-    "grad": ChannelSpec(
-        CknSpec("grad", (LayerSpec(1, 8, 4), LayerSpec(4, 64, 3)), norm_power=0.5, window_sigma=0.3)
-    ),
-    "white": ChannelSpec(
-        CknSpec("white", (LayerSpec(3, 32, 4), LayerSpec(2, 64, 3)), norm_power=0.5, window_sigma=0.3)
-    ),
-    "raw": ChannelSpec(
-        CknSpec(
-            "raw",
-            (LayerSpec(5, 64, 4), LayerSpec(2, 64, 3)),
-            alpha_quantile=0.1,
-            norm_power=0.5,
-            window_sigma=0.3,
-            position_step=2,
-        ),
-        weight=0.25,  # colours as they are help on some sets and harm on others
-    ),
-}
 
 PatchSource = Callable[[int], np.ndarray]  # how many training patches are wanted → (N, S, S, 3) uint8
 
@@ -85,12 +63,10 @@ def parse_requests(text: str, load: Callable[[str | None], Settings]) -> list[Re
     repeated = [name for position, name in enumerate(names) if name in names[:position]]
     if repeated:
         raise InputError(f"--descriptors names {repeated[0]} twice")
-    return [_parse_request(name, load) for name in names]
-
-
-def _parse_request(name: str, load: Callable[[str | None], Settings]) -> Request:
-    members = tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load))
-    return Request(name, members)
+    return [
+        Request(name, tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load)))
+        for name in names
+    ]
 
 
 def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Member]:
@@ -101,14 +77,10 @@ def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Membe
         settings = load(preset if colon else None)
         groups = dict(zip(GROUPS, (settings.channel_names, CHANNELS), strict=True))
         names = groups.get(kind, [kind.removeprefix("ckn-")])
-        return [Member(f"{preset}{colon}ckn-{one}", settings, _find_channel(settings, one)) for one in names]
+        channels = load_spare_channels() | {one.ckn.channel: one for one in reversed(settings.channels)}
+        return [Member(f"{preset}{colon}ckn-{one}", settings, channels[one]) for one in names]
     known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), *GROUPS]
     raise InputError(f"unknown descriptor {part!r}; there are: {', '.join(known)}")
-
-
-def _find_channel(settings: Settings, name: str) -> ChannelSpec:
-    indexed = [channel for channel in settings.channels if channel.ckn.channel == name]
-    return indexed[0] if indexed else SPARE_CHANNELS[name]
 
 
 def list_members(requests: Sequence[Request]) -> list[Member]:
@@ -124,56 +96,42 @@ def fit_member(
     `smoothing_px` blurs the patch first; by default as the member's own settings say.
     """
     if member.channel is None:
-        return _make_sift(member, smoothing_px)
+        options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
+        sift = SiftDescriptor(root=SIFTS[member.label], **options)
+        key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
+        return KeyedDescriptor(sift, key)
     channel = member.channel
     if smoothing_px is not None:
         channel = replace(channel, ckn=replace(channel.ckn, input_blur_px=smoothing_px))
     return _fit_ckn(channel, member.settings, source, cache)
 
 
-def _make_sift(member: Member, smoothing_px: float | None) -> KeyedDescriptor:
-    options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
-    sift = SiftDescriptor(root=SIFTS[member.label], **options)
-    key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
-    return KeyedDescriptor(sift, key)
-
-
 def _fit_ckn(
     channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
 ) -> KeyedDescriptor:
     patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
-    numerics = settings.numerics.model_dump()
-    key = make_key("ckn", hash_code(), numerics, patches, channel.ckn, channel.projection, settings.training)
+    numerics = settings.numerics
+    key = make_key(
+        "ckn", hash_code(), numerics.model_dump(), patches, channel.ckn, channel.projection, settings.training
+    )
+    options = {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
     arrays = cache.load(key)
     if arrays is None:
-        arrays = _train(channel, settings, patches)
+        arrays = _train(channel, settings, patches, options)
         cache.save(key, arrays)
-    options = _run_options(settings)
-    descriptor = _assemble(channel, arrays, patches.shape[1], options)
-    return KeyedDescriptor(descriptor, key, round(float(arrays["seconds"][0]), 3), options)
+    seconds, metadata = float(arrays.pop("seconds")[0]), json.loads(arrays.pop("metadata").tobytes())
+    descriptor = CknDescriptor.from_part(ModelPart(arrays, metadata), **options)
+    return KeyedDescriptor(descriptor, key, round(seconds, 3), options)
 
 
-def _run_options(settings: Settings) -> dict[str, Any]:
-    numerics = settings.numerics
-    return {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
-
-
-def _train(channel: ChannelSpec, settings: Settings, patches: np.ndarray) -> dict[str, np.ndarray]:
-    started, training = time.perf_counter(), settings.training
-    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=settings.numerics.device)
-    rows = encode_patches(ckn, patches[: channel.projection.num_descriptors], **_run_options(settings))
-    projection = fit_projection(rows, channel.projection)
-    arrays = {f"ckn.{name}": array for name, array in ckn.to_arrays()[0].items()}
-    arrays |= {f"projection.{name}": array for name, array in projection.to_arrays()[0].items()}
-    arrays["alphas"] = np.array(ckn.to_arrays()[1]["alphas"], np.float64)
-    arrays["seconds"] = np.array([time.perf_counter() - started])
-    return arrays
-
-
-def _assemble(
-    channel: ChannelSpec, arrays: dict[str, np.ndarray], size_px: int, options: dict[str, Any]
-) -> CknDescriptor:
-    ckn_arrays = {name[4:]: array for name, array in arrays.items() if name.startswith("ckn.")}
-    meta = Ckn(channel.ckn, size_px, ()).to_arrays()[1] | {"alphas": arrays["alphas"].tolist()}
-    projection = Projection(arrays["projection.matrix"], arrays["projection.offset"])
-    return CknDescriptor(Ckn.from_arrays(ckn_arrays, meta), projection, **options)
+def _train(
+    channel: ChannelSpec, settings: Settings, patches: np.ndarray, options: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Arrays for the cache, which holds nothing else: the metadata are among them, as JSON."""
+    started = time.perf_counter()
+    arrays, metadata = train_descriptor(patches, channel, settings.training, **options).to_part()
+    return {
+        **arrays,
+        "metadata": np.frombuffer(json.dumps(metadata).encode(), np.uint8),
+        "seconds": np.array([time.perf_counter() - started]),
+    }

@@ -35,6 +35,8 @@ class Query:
 
 @dataclass(frozen=True)
 class ImageSet:
+    """A database and queries with what each should find, judged by `protocol`."""
+
     protocol: str
     database: tuple[ImageFile, ...]
     queries: tuple[Query, ...]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ckn_scale.config import Settings
-from ckn_scale.core.codebook import fit_codebook
 from ckn_scale.core.specs import VladSpec
-from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.descriptors import Member, Request, fit_member, list_members
 from ckn_scale.evaluate.image_sets import ImageSet, Query
@@ -20,6 +20,7 @@ from ckn_scale.evaluate.metrics import average_precision, count_in_top
 from ckn_scale.evaluate.parallel import describe_files
 from ckn_scale.evaluate.reductions import check_dims, reduce_vectors
 from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
+from ckn_scale.evaluate.report import format_table, points
 from ckn_scale.evaluate.training_images import Progress, TrainingPatches
 
 Similarities = dict[tuple[int, bool], np.ndarray]  # (Q, N) by seed and intra-normalisation
@@ -70,6 +71,8 @@ class Compared:
 
 @dataclass
 class ImageTable:
+    """A table of descriptors on one image set: its rows, the grid, and where patches and results are kept."""
+
     images: ImageSet
     requests: Sequence[Request]
     settings: Settings
@@ -106,6 +109,7 @@ class ImageTable:
         return dict(cells)
 
     def compare(self, member: Member, place: Place, training: TrainingPatches) -> Compared:
+        """Similarities of all queries and images by one member, learned and described as needed."""
         source = training.source(place.region, member.settings.sample)
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
@@ -128,8 +132,8 @@ class ImageTable:
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
     ) -> np.ndarray:
         """The k-means words of one seed, or those the cache knows."""
-        facts = (vlad.num_words, vlad.kmeans_iterations, vlad.seed + seed)
-        key = make_key("codebook", hash_code(), keyed.key, patches, facts)
+        settings = (vlad.num_words, vlad.kmeans_iterations, vlad.seed + seed)
+        key = make_key("codebook", hash_code(), keyed.key, patches, settings)
         arrays = self.cache.load(key)
         if arrays is None:
             rows = self._describe_training(keyed, patches)
@@ -192,7 +196,10 @@ class ImageTable:
             * _aggregate_files(reader, files, one.keyed, one.words[seed], intra)
             for one in members
         ]
-        return np.concatenate(blocks, axis=1) / np.float32(np.sqrt(sum(one.weight for one in members)))
+        mixed: np.ndarray = np.concatenate(blocks, axis=1) / np.float32(
+            np.sqrt(sum(one.weight for one in members))
+        )
+        return mixed
 
     def _make_cell(
         self,
@@ -246,3 +253,123 @@ def score_query(query: Query, similarities: np.ndarray, protocol: str) -> float:
         return float(count_in_top(ranking, set(query.relevant)))
     kept = ranking[~np.isin(ranking, list(query.ignored))]
     return average_precision(np.isin(kept, list(query.relevant)), len(query.relevant))
+
+
+def summarise_images(cells: Mapping[Row, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
+    """For each row its best cell, and all of them as `grid`: what --json writes."""
+    measure = "score" if protocol == "ukbench" else "map"
+    return [_summarise(row, column, measure) for row, column in cells.items()]
+
+
+def _summarise(row: Row, cells: Sequence[ImageCell], measure: str) -> dict[str, Any]:
+    best = max(cells, key=lambda cell: cell.mean_score)
+    descriptor, reduction = row
+    return {
+        "descriptor": descriptor,
+        "reduction": reduction.partition("-")[0],
+        "dim": best.dim,
+        "bytes": best.stored_bytes,
+        measure: best.mean_score,
+        "spread": best.spread,
+        "seeds": list(best.seed_scores),
+        **_describe_place(best),
+        "train_seconds": round(best.train_seconds, 2),
+        "describe_seconds": round(best.describe_seconds, 2),
+        "grid": [
+            {**_describe_place(cell), measure: cell.mean_score, "spread": cell.spread} for cell in cells
+        ],
+    }
+
+
+def _describe_place(cell: ImageCell) -> dict[str, Any]:
+    return {
+        "region": cell.place.region,
+        "smoothing_px": cell.place.smoothing_px,
+        "intra_normalise": cell.intra_normalise,
+    }
+
+
+def format_image_tables(results: Sequence[dict[str, Any]], num_seeds: int) -> str:
+    """What the command prints."""
+    unit = "score of 4" if "score" in results[0] else "mean average precision in points"
+    codebooks = "one codebook" if num_seeds == 1 else f"mean of {num_seeds} codebooks"
+    return "\n".join(
+        [
+            f"{unit}, {codebooks}, each descriptor at its best place of the grid:",
+            "",
+            format_image_results(results),
+            "",
+            "the grid, shared by all (* the best of a column):",
+            "",
+            format_image_grid(results),
+        ]
+    )
+
+
+def format_image_results(results: Sequence[dict[str, Any]]) -> str:
+    """Rows by score, best first."""
+    measure = "score" if "score" in results[0] else "map"
+    header = [
+        "descriptor",
+        "dim",
+        "bytes",
+        "region",
+        "smooth",
+        "intra",
+        measure,
+        "±",
+        "train s",
+        "describe s",
+    ]
+    rows = [
+        [
+            _name(one),
+            str(one["dim"]),
+            str(one["bytes"]),
+            *_format_place(one),
+            _format_score(one, measure, measure),
+            _format_score(one, "spread", measure),
+            f"{one['train_seconds']:.1f}",
+            f"{one['describe_seconds']:.1f}",
+        ]
+        for one in sorted(results, key=lambda one: -one[measure])
+    ]
+    return format_table(header, rows)
+
+
+def format_image_grid(results: Sequence[dict[str, Any]]) -> str:
+    """Rows are places, columns descriptors; the best of each is starred."""
+    measure = "score" if "score" in results[0] else "map"
+    header = ["region  smooth  intra", *map(_name, results)]
+    rows = []
+    for position, place in enumerate(results[0]["grid"]):
+        region, smoothing, intra = _format_place(place)
+        cells = [_mark(one, position, measure) for one in results]
+        rows.append([f"{region:>6}  {smoothing:>6}  {intra:>5}", *cells])
+    return format_table(header, rows)
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    """`ckn`, `ckn, signs`, `ckn, pca 512`."""
+    words = {"none": "", "pca": f", pca {result['dim']}"}
+    name: str = result["descriptor"] + words.get(result["reduction"], f", {result['reduction']}")
+    return name
+
+
+def _format_place(place: Mapping[str, Any]) -> list[str]:
+    smoothing = place["smoothing_px"]
+    return [
+        f"{place['region']:g}",
+        "own" if smoothing is None else f"{smoothing:g}",
+        "yes" if place["intra_normalise"] else "no",
+    ]
+
+
+def _mark(result: Mapping[str, Any], position: int, measure: str) -> str:
+    cell = result["grid"][position]
+    star = "*" if cell[measure] == result[measure] else ""
+    return f"{star}{_format_score(cell, measure, measure)} ±{_format_score(cell, 'spread', measure)}"
+
+
+def _format_score(result: Mapping[str, Any], key: str, measure: str) -> str:
+    return f"{result[key]:.3f}" if measure == "score" else points(result[key])

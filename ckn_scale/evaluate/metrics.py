@@ -6,8 +6,6 @@ Oxford; interpolated or step-wise variants give other numbers and are not used i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 
@@ -26,17 +24,6 @@ def average_precision(relevant: np.ndarray, num_positives: int | None = None) ->
     precision = found / ranks
     before = np.concatenate([[1.0], precision[:-1]])
     return min(1.0, float(np.sum((precision + before)[hits]) / (2 * total)))
-
-
-def average_precision_of_ranks(ranks: Sequence[int], num_positives: int) -> float:
-    """The same number from the ranks (0 is best) of the positives: the form of the Holidays tool."""
-    if num_positives == 0:
-        return 0.0
-    area = 0.0
-    for found, rank in enumerate(sorted(ranks)):
-        before = 1.0 if rank == 0 else found / rank
-        area += (before + (found + 1) / (rank + 1)) / 2
-    return area / num_positives
 
 
 def count_in_top(ranking: np.ndarray, members: set[int], depth: int = 4) -> int:

@@ -8,11 +8,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.threads import set_compute_threads
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.evaluate.regions import (
     ImageFile,
     KeyedDescriptor,
@@ -22,7 +21,7 @@ from ckn_scale.evaluate.regions import (
 )
 from ckn_scale.evaluate.training_images import Progress
 from ckn_scale.interrupts import signals_blocked
-from ckn_scale.spawn import SPAWN
+from ckn_scale.processes import SPAWN
 
 FILES_PER_TASK = 8
 MIN_FILES = 64  # below this, starting processes costs more than it saves
@@ -33,20 +32,22 @@ class Packed:
     """A descriptor that can travel: a CKN as its arrays, anything else as it is."""
 
     descriptor: PatchDescriptor | None
-    arrays: dict[str, np.ndarray]
-    meta: dict[str, Any]
+    part: ModelPart | None
     options: dict[str, Any]
 
     @staticmethod
     def of(keyed: KeyedDescriptor) -> Packed:
+        """What is sent to the worker processes."""
         if not isinstance(keyed.descriptor, CknDescriptor):
-            return Packed(keyed.descriptor, {}, {}, {})
-        return Packed(None, *keyed.descriptor.to_arrays(), dict(keyed.options))
+            return Packed(keyed.descriptor, None, {})
+        return Packed(None, keyed.descriptor.to_part(), dict(keyed.options))
 
     def unpack(self) -> PatchDescriptor:
-        if self.descriptor is not None:
-            return self.descriptor
-        return CknDescriptor.from_arrays(self.arrays, self.meta, **self.options)
+        """The descriptor, in the worker."""
+        if self.part is not None:
+            return CknDescriptor.from_part(self.part, **self.options)
+        assert self.descriptor is not None
+        return self.descriptor
 
 
 def describe_files(

@@ -24,6 +24,8 @@ MOSAIC_SIDE_PX = 64  # a patch in PhotoTour's mosaics
 
 @dataclass(frozen=True)
 class PatchPairs:
+    """Patches, and pairs of them that show the same point or do not."""
+
     patches: np.ndarray  # (N, S, S, 3) or (N, S, S) uint8
     first: np.ndarray  # (P,) rows of `patches`
     second: np.ndarray
@@ -32,12 +34,15 @@ class PatchPairs:
 
 @dataclass(frozen=True)
 class PatchViews:
+    """Patches of several views of each point; one view of each is the query."""
+
     patches: np.ndarray  # (N, S, S, 3) uint8
     points: np.ndarray  # (N,) the point each shows
     is_query: np.ndarray  # (N,) bool
 
 
 def read_pairs(folder: Path, pair_file: Path) -> PatchPairs:
+    """Pairs of patches in either layout; InputError for a missing folder or a file that is neither."""
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
     rows = _read_rows(pair_file)
@@ -47,6 +52,7 @@ def read_pairs(folder: Path, pair_file: Path) -> PatchPairs:
 
 
 def read_views(folder: Path) -> PatchViews:
+    """One folder per point; InputError for fewer than two folders, or a folder of fewer than two patches."""
     paths = find_images(folder)
     names = [path.parent.relative_to(folder).as_posix() for path in paths]
     points, counts = np.unique(names, return_counts=True)

@@ -1,7 +1,7 @@
 """What is done to a VLAD before it is stored, judged on images that it was not learned on.
 
-Every form is learned on `others`, photographs that are not in the set, and applied to queries and
-database alike; what is stored of the database is quantised, queries stay exact, as in the index.
+Every form is learned on `others`, photographs that are not in the set, and applied to both queries
+and database; what is stored of the database is quantised, queries stay exact, as in the index.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckn_scale.core.flattening import learn_flattening
-from ckn_scale.core.principal import split_columns
-from ckn_scale.core.projection import fit_projection_of_columns
-from ckn_scale.core.sign_index import build_signs
+from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.specs import ProjectionSpec
 from ckn_scale.core.vector_codes import SignCodec
+from ckn_scale.core.vector_index import build_signs
 from ckn_scale.errors import InputError
 
 

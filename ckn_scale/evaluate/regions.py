@@ -1,4 +1,4 @@
-"""The regions of images and their patches, through the pipeline's front, kept in the cache."""
+"""The regions of images and their patches, as the pipeline finds and cuts them, kept in the cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import cv2
 import numpy as np
 
 from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.detect import detect_keypoints
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
+from ckn_scale.core.preprocessor import detect_keypoints
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
@@ -79,6 +79,7 @@ class RegionReader:
         return make_key("keypoints", hash_code(), file.read(), file.box, self.images, self.keypoints)
 
     def detect(self, file: ImageFile) -> Detected:
+        """The regions of an image, from the cache or found; UnusableImage when it cannot be decoded."""
         key = self.key_of(file)
         arrays = self.cache.load(key)
         if arrays is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -26,6 +27,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """As indented JSON; InputError when the file cannot be written."""
     write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -49,17 +51,18 @@ def _read_umask() -> int:
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the first to the left, the others to the right."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    def render(line: Sequence[str]) -> str:
-        cells = [
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join(render(line) for line in lines)
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column, title in enumerate(header):
+        table.add_column(Text(title), justify="left" if column == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    text = io.StringIO()
+    Console(file=text, width=10_000, color_system=None).print(table)  # never folded, as a log wants it
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def points(share: float) -> str:

@@ -84,4 +84,5 @@ def _join(drawn: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> np.ndar
     if not any(len(hashes) for _, hashes in drawn):
         raise InputError("no training image gave a patch: all are flat or unreadable")
     order = smallest(np.concatenate([hashes for _, hashes in drawn]), count)
-    return np.concatenate([patches for patches, _ in drawn])[order]
+    patches: np.ndarray = np.concatenate([patches for patches, _ in drawn])[order]
+    return patches

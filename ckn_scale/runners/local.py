@@ -1,4 +1,4 @@
-"""Crews on this machine: the calling process itself, or a pool of spawned processes."""
+"""Executors on this machine: the calling process itself, or a pool of spawned processes."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from types import TracebackType
 from typing import Literal
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.interrupts import signals_blocked
-from ckn_scale.killable import exit_with_parent
-from ckn_scale.runners.base import Outcome, ShardTask, Tell
-from ckn_scale.runners.sight import Sight
-from ckn_scale.runners.worker import Worker
-from ckn_scale.spawn import SPAWN
+from ckn_scale.processes import SPAWN, exit_with_parent
+from ckn_scale.runners.driver import OnImage, TaskOutcome
+from ckn_scale.runners.worker import Handshake, Worker
+from ckn_scale.step import ShardTask
 
 log = logging.getLogger(__name__)
 
 START_ALLOWANCE_S = 180.0
-IMAGE_DONE = "image done"  # what a worker says within a shard
+IMAGE_DONE = "image done"  # what a worker sends within a shard
 MAX_FAILED_STARTS = 5  # one after the other, before the run says that it cannot work here
 
 
-class InlineCrew:
+class InlineExecutor:
     """This process does the shards, one after the other."""
 
     free = 1
     images_under_way = 0
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._worker = Worker(run_url, resources, sight, on_image=self._count_image)
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._worker = Worker(run_url, resources, handshake, on_image=self._count_image)
         self._task: ShardTask | None = None
-        self._tell: Tell = lambda: None
+        self._on_image: OnImage = lambda: None
 
-    def __enter__(self) -> InlineCrew:
+    def __enter__(self) -> InlineExecutor:
         return self
 
     def __exit__(
@@ -48,11 +47,11 @@ class InlineCrew:
     def start(self, task: ShardTask) -> None:
         self._task, self.free = task, 0
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
-        task, self._task, self.free, self._tell = self._task, None, 1, tell
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
+        task, self._task, self.free, self._on_image = self._task, None, 1, on_image
         try:
             return [_perform(self._worker, task)] if task is not None else []
-        except _TellFailed as failed:
+        except _CallbackFailed as failed:
             raise failed.error from None
         finally:
             self.images_under_way = 0
@@ -60,12 +59,12 @@ class InlineCrew:
     def _count_image(self) -> None:
         self.images_under_way += 1
         try:
-            self._tell()
+            self._on_image()
         except Exception as error:
-            raise _TellFailed(error) from None
+            raise _CallbackFailed(error) from None
 
 
-class _TellFailed(BaseException):
+class _CallbackFailed(BaseException):
     """An error of the caller's, on its way through a shard that has no part in it."""
 
     def __init__(self, error: Exception) -> None:
@@ -74,7 +73,7 @@ class _TellFailed(BaseException):
 
 
 @dataclass
-class _Hand:
+class PoolProcess:
     """One process of the pool and what it is doing."""
 
     process: BaseProcess
@@ -85,18 +84,18 @@ class _Hand:
     images: int = 0  # of its task, done so far
 
 
-class PoolCrew:
+class PoolExecutor:
     """Spawned processes; one that dies or overruns its deadline is replaced, its shard tried again."""
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._run_url, self._resources, self._sight = run_url, resources, sight
-        self._hands: list[_Hand] = []
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._run_url, self._resources, self._handshake = run_url, resources, handshake
+        self._children: list[PoolProcess] = []
         self._failed_starts = 0  # since the last one that succeeded
 
-    def __enter__(self) -> PoolCrew:
+    def __enter__(self) -> PoolExecutor:
         try:
-            self._hands = [self._spawn() for _ in range(self._resources.workers)]
-            while not all(hand.ready for hand in self._hands):
+            self._children = [self._spawn() for _ in range(self._resources.workers)]
+            while not all(child.ready for child in self._children):
                 self.wait(timeout_s=1.0)
         except BaseException:
             self._end_all()
@@ -110,94 +109,92 @@ class PoolCrew:
 
     @property
     def free(self) -> int:
-        return sum(_is_idle(hand) for hand in self._hands)
+        return sum(_is_idle(child) for child in self._children)
 
     @property
     def images_under_way(self) -> int:
-        return sum(hand.images for hand in self._hands)
+        return sum(child.images for child in self._children)
 
     def start(self, task: ShardTask) -> None:
-        hand = next(hand for hand in self._hands if _is_idle(hand))
-        hand.task, hand.since = task, time.monotonic()
+        child = next(child for child in self._children if _is_idle(child))
+        child.task, child.since = task, time.monotonic()
         try:
-            hand.pipe.send(task)
+            child.pipe.send(task)
         except OSError:
-            log.warning("worker %s was gone before it got a shard", hand.process.pid)
+            log.warning("worker %s was gone before it got a shard", child.process.pid)
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
-        """Idle hands are listened to as well: one that dies between shards is replaced at once."""
-        spoken = wait([hand.pipe for hand in self._hands], timeout=timeout_s)
-        outcomes: list[Outcome] = []
-        for hand in list(self._hands):
-            if hand.pipe in spoken:
-                outcomes += self._listen(hand)
-            elif not _is_idle(hand) and time.monotonic() - hand.since > self._allowance_s(hand):
-                outcomes += self._replace(hand, "overdue")
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
+        """Idle children are listened to as well: one that dies between shards is replaced at once."""
+        readable = wait([child.pipe for child in self._children], timeout=timeout_s)
+        outcomes: list[TaskOutcome] = []
+        for child in list(self._children):
+            allowance_s = self._resources.shard_deadline_s if child.ready else START_ALLOWANCE_S
+            if child.pipe in readable:
+                outcomes += self._receive(child)
+            elif not _is_idle(child) and time.monotonic() - child.since > allowance_s:
+                outcomes += self._replace(child, "overdue")
         return outcomes
 
-    def _allowance_s(self, hand: _Hand) -> float:
-        return self._resources.shard_deadline_s if hand.ready else START_ALLOWANCE_S
-
-    def _listen(self, hand: _Hand) -> list[Outcome]:
+    def _receive(self, child: PoolProcess) -> list[TaskOutcome]:
         try:
-            said = hand.pipe.recv()
+            message = child.pipe.recv()
         except (EOFError, OSError):
-            return self._replace(hand, "lost")
-        if not hand.ready:
-            return self._welcome(hand, said)
-        if said == IMAGE_DONE:
-            hand.images += 1
+            return self._replace(child, "lost")
+        if not child.ready:
+            return self._on_ready(child, message)
+        if message == IMAGE_DONE:
+            child.images += 1
             return []
-        hand.task, hand.images = None, 0
-        return [said]
+        child.task, child.images = None, 0
+        return [message]
 
-    def _welcome(self, hand: _Hand, said: str | CknScaleError) -> list[Outcome]:
-        if isinstance(said, InputError):  # what no other process would do better
-            raise said
-        if isinstance(said, CknScaleError):
-            log.warning("worker %s could not start: %s", hand.process.pid, said)
-            return self._replace(hand, "lost")
-        hand.ready, self._failed_starts = True, 0
+    def _on_ready(self, child: PoolProcess, message: str | CknScaleError) -> list[TaskOutcome]:
+        if isinstance(message, InputError):  # what no other process would do better
+            raise message
+        if isinstance(message, CknScaleError):
+            log.warning("worker %s could not start: %s", child.process.pid, message)
+            return self._replace(child, "lost")
+        child.ready, self._failed_starts = True, 0
         return []
 
-    def _replace(self, hand: _Hand, kind: Literal["lost", "overdue"]) -> list[Outcome]:
-        _end(hand)
-        sentence = f"worker {hand.process.pid} was {kind}, it ended with code {hand.process.exitcode}"
-        self._failed_starts += not hand.ready
+    def _replace(self, child: PoolProcess, kind: Literal["lost", "overdue"]) -> list[TaskOutcome]:
+        _end(child)
+        sentence = f"worker {child.process.pid} was {kind}, it ended with code {child.process.exitcode}"
+        self._failed_starts += not child.ready
         if self._failed_starts > MAX_FAILED_STARTS:
-            raise WorkFailed(f"worker processes do not start: {sentence}")
-        self._hands[self._hands.index(hand)] = self._spawn()
-        return [] if hand.task is None else [Outcome(hand.task, kind, error=CknScaleError(sentence))]
+            raise RunFailed(f"worker processes do not start: {sentence}")
+        self._children[self._children.index(child)] = self._spawn()
+        return [] if child.task is None else [TaskOutcome(child.task, kind, error=CknScaleError(sentence))]
 
-    def _spawn(self) -> _Hand:
+    def _spawn(self) -> PoolProcess:
         mine, theirs = SPAWN.Pipe()
-        arguments = (theirs, self._run_url, self._resources, self._sight)
+        arguments = (theirs, self._run_url, self._resources, self._handshake)
         process = SPAWN.Process(target=_serve_shards, args=arguments, name="ckn-worker")
         with signals_blocked():
             process.start()
         theirs.close()
-        return _Hand(process, mine, time.monotonic())
+        return PoolProcess(process, mine, time.monotonic())
 
     def _end_all(self) -> None:
-        for hand in self._hands:
-            _end(hand)
-        self._hands = []
+        for child in self._children:
+            _end(child)
+        self._children = []
 
 
-def _is_idle(hand: _Hand) -> bool:
-    return hand.ready and hand.task is None
+def _is_idle(child: PoolProcess) -> bool:
+    return child.ready and child.task is None
 
 
-def _end(hand: _Hand) -> None:
-    hand.process.kill()  # nothing is lost: what is not recorded does not count
-    hand.process.join()
-    hand.pipe.close()
+def _end(child: PoolProcess) -> None:
+    child.process.kill()  # nothing is lost: what is not recorded does not count
+    child.process.join()
+    child.pipe.close()
 
 
-def _serve_shards(pipe: Connection, run_url: str, resources: Resources, sight: Sight) -> None:
+def _serve_shards(pipe: Connection, run_url: str, resources: Resources, handshake: Handshake) -> None:
     exit_with_parent()
     try:
-        worker = Worker(run_url, resources, sight, on_image=lambda: pipe.send(IMAGE_DONE))
+        worker = Worker(run_url, resources, handshake, on_image=lambda: pipe.send(IMAGE_DONE))
         pipe.send("ready")
     except CknScaleError as error:
         pipe.send(error)
@@ -210,12 +207,12 @@ def _serve_shards(pipe: Connection, run_url: str, resources: Resources, sight: S
         pipe.send(_perform(worker, task))
 
 
-def _perform(worker: Worker, task: ShardTask) -> Outcome:
+def _perform(worker: Worker, task: ShardTask) -> TaskOutcome:
     try:
         report = worker.process(task)
-        return Outcome(task, "done", report)
+        return TaskOutcome(task, "done", report)
     except CknScaleError as error:
-        return Outcome(task, "failed", error=error)
+        return TaskOutcome(task, "failed", error=error)
     except Exception as error:
-        log.exception("%s shard %d failed", task.step, task.shard_id)
-        return Outcome(task, "failed", error=CknScaleError(f"{type(error).__name__}: {error}"))
+        log.exception("%s shard %d failed", task.step.name, task.shard_id)
+        return TaskOutcome(task, "failed", error=CknScaleError(f"{type(error).__name__}: {error}"))

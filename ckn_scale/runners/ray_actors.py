@@ -1,7 +1,8 @@
-"""A crew of Ray actors, each with the cores and the GPU that it computes on, and no more.
+"""Ray actors as workers: the executor that spreads them over a cluster, and what each of them does.
 
-Actors take names and return small reports; pixels never enter the object store. The driver holds
-no state: a rerun resumes from the records.
+Actors count in Ray's own metrics, which appear where the cluster's are scraped:
+
+ckn_scale_shards_total{step, outcome}    ckn_scale_images_total{step}    ckn_scale_shard_seconds{step}
 """
 
 from __future__ import annotations
@@ -16,106 +17,61 @@ from typing import Any, Literal
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.util.metrics import Counter, Histogram
 
 from ckn_scale.config import Resources
-from ckn_scale.errors import CknScaleError, InputError, WorkFailed
+from ckn_scale.errors import CknScaleError, InputError, RunFailed
 from ckn_scale.ray_cluster import connect_ray
-from ckn_scale.runners.base import Outcome, ShardTask, Tell
-from ckn_scale.runners.metrics import ShardMetrics
-from ckn_scale.runners.sight import Sight
-from ckn_scale.runners.worker import Worker
+from ckn_scale.runners.driver import OnImage, TaskOutcome
+from ckn_scale.runners.worker import Handshake, ShardReport, Worker
+from ckn_scale.step import ShardTask
 from ckn_scale.storage.run_folder import RunFolder
 
+SHARD_SECONDS = [0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]
 log = logging.getLogger(__name__)
-
 START_ALLOWANCE_S = 600.0  # a cluster may first have to add nodes
 COUNT_EVERY_S = 1.0  # how often actors are asked for their images
-BESIDE = "beside the work"  # a thread of the actor
+BESIDE = "beside the work"  # a thread of the actor that answers while a shard is done
 SETTLE_S = 60.0  # after which the work begins with the workers that are there
 MAX_FAILED_STARTS = 20  # one after the other, before the run says that it cannot work here
 NODE_DEATH = "its node has died"  # what Ray says of an actor; there is no class or field for it
 
 
-class ShardActor:
-    """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
-
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._arguments = (run_url, resources, sight)
-        self._worker: Worker | None = None
-        self._metrics = ShardMetrics()
-        self._images = 0  # of the shard under way
-
-    def ready(self) -> str:
-        self._worker = Worker(*self._arguments, on_image=self._count_image)
-        return ray.get_runtime_context().get_node_id()
-
-    def process(self, task: ShardTask) -> dict[str, Any]:
-        assert self._worker is not None, "ready comes first"
-        try:
-            report = self._worker.process(task)
-        except Exception:
-            self._metrics.count_failed(task.step)
-            raise
-        finally:
-            self._images = 0
-        self._metrics.count_done(task.step, report)
-        return report
-
-    @ray.method(concurrency_group=BESIDE)
-    def count_images(self) -> int:
-        """Answered while a shard is done."""
-        return self._images
-
-    def _count_image(self) -> None:
-        self._images += 1
-
-
-@dataclass
-class _Busy:
-    """An actor with a task, and what it told of it."""
-
-    actor: Any
-    task: ShardTask
-    since: float
-    images: int = 0
-    count: Any = None  # the answer of `count_images` that is on its way
-
-
-class RayCrew:
+class RayExecutor:
     """Joins (`auto`) or starts (`local`, never a stranger's) a cluster and keeps `workers` actors busy.
 
     An actor that dies is replaced by a new one, which waits for room in the cluster: nodes may go and
     come in the middle.
     """
 
-    def __init__(self, run_url: str, resources: Resources, sight: Sight) -> None:
-        self._run_url, self._resources, self._sight = run_url, resources, sight
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._run_url, self._resources, self._handshake = run_url, resources, handshake
         self._needs = count_needs(RunFolder.open(run_url).settings["numerics"], resources)
         self._idle: list[Any] = []
         self._running: dict[Any, _Busy] = {}  # by the result
         self._counted_at = 0.0
-        self._rising: dict[Any, Any] = {}  # answer of `ready` → actor
+        self._starting: dict[Any, Any] = {}  # answer of `ready` → actor
         self._failed_starts = 0  # since the last one that succeeded
         self._connection = contextlib.ExitStack()
 
-    def __enter__(self) -> RayCrew:
+    def __enter__(self) -> RayExecutor:
         if not ray.is_initialized():
             address = "auto" if self._resources.ray == "auto" else None
             own_cpus = self._count * round(self._needs["CPU"])
             self._connection.enter_context(connect_ray(address, num_cpus=own_cpus))
         try:
             for _ in range(self._count):
-                self._hire()
-            self._await_first()
+                self._start_actor()
+            self._wait_for_first()
         except BaseException:
-            self._leave()
+            self._shut_down()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._shut_down()
 
     @property
     def free(self) -> int:
@@ -133,13 +89,13 @@ class RayCrew:
         actor = self._idle.pop()
         self._running[actor.process.remote(task)] = _Busy(actor, task, time.monotonic())
 
-    def wait(self, timeout_s: float, tell: Tell = lambda: None) -> list[Outcome]:
+    def wait(self, timeout_s: float, on_image: OnImage = lambda: None) -> list[TaskOutcome]:
         self._count_images()
-        answers, _ = ray.wait([*self._running, *self._rising], num_returns=1, timeout=timeout_s)
+        answers, _ = ray.wait([*self._running, *self._starting], num_returns=1, timeout=timeout_s)
         outcomes = [self._collect(answer) for answer in answers if answer in self._running]
         for answer in answers:
-            if answer in self._rising:
-                self._welcome(answer)
+            if answer in self._starting:
+                self._on_ready(answer)
         now, deadline_s = time.monotonic(), self._resources.shard_deadline_s
         overdue = [r for r, busy in self._running.items() if now - busy.since > deadline_s]
         return outcomes + [self._give_up(result) for result in overdue]
@@ -158,37 +114,37 @@ class RayCrew:
             busy.count = busy.count or busy.actor.count_images.remote()
         self._counted_at = time.monotonic()
 
-    def _collect(self, result: Any) -> Outcome:
+    def _collect(self, result: Any) -> TaskOutcome:
         busy = self._running.pop(result)
         actor, task = busy.actor, busy.task
         try:
             report = ray.get(result)
         except RayTaskError as error:
             self._idle.append(actor)
-            return Outcome(task, "failed", error=_as_ours(error))
+            return TaskOutcome(task, "failed", error=_as_ours(error))
         except RayError as error:
             self._replace(actor)
-            kind: Literal["lost", "displaced"] = "displaced" if _is_of_the_host(error) else "lost"
-            return Outcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
+            kind: Literal["lost", "node_lost"] = "node_lost" if _is_of_the_host(error) else "lost"
+            return TaskOutcome(task, kind, error=CknScaleError(f"its actor died: {_shorten(error)}"))
         self._idle.append(actor)
-        return Outcome(task, "done", report)
+        return TaskOutcome(task, "done", report)
 
-    def _give_up(self, result: Any) -> Outcome:
+    def _give_up(self, result: Any) -> TaskOutcome:
         busy = self._running.pop(result)
         self._replace(busy.actor)
-        return Outcome(busy.task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
+        return TaskOutcome(busy.task, "overdue", error=CknScaleError("its actor was killed at the deadline"))
 
-    def _welcome(self, answer: Any) -> None:
-        actor = self._rising.pop(answer)
+    def _on_ready(self, answer: Any) -> None:
+        actor = self._starting.pop(answer)
         try:
             node = ray.get(answer)
         except RayError as error:
             ours = _as_ours(error)
-            if isinstance(ours, InputError):  # what no other actor would do better
+            if isinstance(ours, InputError):  # no other actor would do better
                 raise ours from None
             self._failed_starts += not _is_of_the_host(error)
             if self._failed_starts > MAX_FAILED_STARTS:
-                raise WorkFailed(f"workers do not start: {ours}") from None
+                raise RunFailed(f"workers do not start: {ours}") from None
             log.warning("an actor did not start: %s", ours)
             self._replace(actor)
             return
@@ -198,9 +154,9 @@ class RayCrew:
 
     def _replace(self, actor: Any) -> None:
         ray.kill(actor)  # it may be alive behind a broken connection; its records would do no harm
-        self._hire()
+        self._start_actor()
 
-    def _hire(self) -> None:
+    def _start_actor(self) -> None:
         maker = ray.remote(concurrency_groups={BESIDE: 1})(ShardActor).options(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU", 0),
@@ -208,15 +164,15 @@ class RayCrew:
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
-        actor = maker.remote(self._run_url, self._resources, self._sight)
-        self._rising[actor.ready.remote()] = actor
+        actor = maker.remote(self._run_url, self._resources, self._handshake)
+        self._starting[actor.ready.remote()] = actor
 
-    def _await_first(self) -> None:
+    def _wait_for_first(self) -> None:
         """Until all that find room are there; after a while, those that are there begin. Others join them."""
         begun, room = time.monotonic(), count_room(ray.nodes(), self._needs)
         if room < self._count:
             log.warning("%s; those without begin when there is more", self._describe_room(room))
-        while self._rising:
+        while self._starting:
             self.wait(timeout_s=1.0)
             waited_s = time.monotonic() - begun
             if 0 < room <= len(self._idle):
@@ -235,11 +191,76 @@ class RayCrew:
             f"and the cluster's nodes ({nodes}) have room for {room}"
         )
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         busy = [one.actor for one in self._running.values()]
-        for actor in (*self._idle, *busy, *self._rising.values()):
+        for actor in (*self._idle, *busy, *self._starting.values()):
             ray.kill(actor)
         self._connection.close()
+
+
+@dataclass
+class _Busy:
+    """An actor with a task, and how far it is."""
+
+    actor: Any
+    task: ShardTask
+    since: float
+    images: int = 0
+    count: Any = None  # the answer of `count_images` that is on its way
+
+
+class ShardActor:
+    """A worker on some node of the cluster. It opens the run in `ready`, whose error reaches the driver."""
+
+    def __init__(self, run_url: str, resources: Resources, handshake: Handshake) -> None:
+        self._arguments = (run_url, resources, handshake)
+        self._worker: Worker | None = None
+        self._metrics = ShardMetrics()
+        self._images = 0  # of the shard under way
+
+    def ready(self) -> str:
+        self._worker = Worker(*self._arguments, on_image=self._count_image)
+        return str(ray.get_runtime_context().get_node_id())
+
+    def process(self, task: ShardTask) -> ShardReport:
+        assert self._worker is not None, "ready comes first"
+        try:
+            report = self._worker.process(task)
+        except Exception:
+            self._metrics.count_failed(task.step.name)
+            raise
+        finally:
+            self._images = 0
+        self._metrics.count_done(task.step.name, report)
+        return report
+
+    @ray.method(concurrency_group=BESIDE)  # type: ignore[untyped-decorator, unused-ignore]
+    def count_images(self) -> int:
+        """Answered while a shard is done."""
+        return self._images
+
+    def _count_image(self) -> None:
+        self._images += 1
+
+
+class ShardMetrics:
+    """Counts what one actor does."""
+
+    def __init__(self) -> None:
+        self._shards = Counter("ckn_scale_shards_total", "Shards by outcome.", ("step", "outcome"))
+        self._images = Counter("ckn_scale_images_total", "Images in finished shards.", ("step",))
+        self._seconds = Histogram("ckn_scale_shard_seconds", "Time of a shard.", SHARD_SECONDS, ("step",))
+
+    def count_done(self, step: str, report: ShardReport) -> None:
+        outcome = "done" if report.worked else "found_done"
+        self._shards.inc(1, {"step": step, "outcome": outcome})
+        if report.worked:
+            self._seconds.observe(max(report.seconds, 1e-3), {"step": step})
+        if report.worked and report.images:
+            self._images.inc(report.images, {"step": step})
+
+    def count_failed(self, step: str) -> None:
+        self._shards.inc(1, {"step": step, "outcome": "failed"})
 
 
 def count_needs(numerics: Mapping[str, Any], resources: Resources) -> dict[str, float]:

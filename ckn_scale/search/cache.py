@@ -7,9 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from ckn_scale.errors import DataDamaged
-from ckn_scale.storage.index_files import StoredFile
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile
 
 CACHE_VARIABLE = "CKN_SCALE_CACHE"
 CHUNK_BYTES = 32 * 2**20
@@ -30,7 +30,7 @@ class FileCache:
         self.folder = folder or default_cache_folder()
 
     def fetch(self, store: Store, file: StoredFile) -> Path:
-        """A local path whose bytes have `file.sha256`; DataDamaged when the store holds others.
+        """A local path whose bytes have `file.sha256`; CorruptData when the store holds others.
 
         A store on this machine's disk is read in place. A copy that went bad is fetched again.
         """
@@ -65,9 +65,9 @@ def _check_file(path: Path, file: StoredFile) -> None:
     try:
         found = _hash_file(path)
     except FileNotFoundError as error:
-        raise DataDamaged(f"{file.path} is missing, but the manifest names it") from error
+        raise CorruptData(f"{file.path} is missing, but the manifest names it") from error
     if found != file.sha256:
-        raise DataDamaged(f"{file.path} has sha256 {found[:16]}…, recorded was {file.sha256[:16]}…")
+        raise CorruptData(f"{file.path} has sha256 {found[:16]}…, recorded was {file.sha256[:16]}…")
 
 
 def _is_intact(path: Path, file: StoredFile) -> bool:

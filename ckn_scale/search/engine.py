@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import numpy as np
 
 from ckn_scale.core.encoder import ImageEncoder
-from ckn_scale.core.threads import compute_threads, require_device
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.numerics import compute_threads, require_device
 from ckn_scale.errors import ImageRejected
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, name_image
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import IndexManifest
-from ckn_scale.storage.models import ModelFile, load_model
+from ckn_scale.storage.models import load_models
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store
 
 Images: TypeAlias = "list[ImageLike] | tuple[ImageLike, ...]"
-Parts: TypeAlias = "dict[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]"
 
 IMAGES_AT_ONCE = 16  # of a list: their patches share batches, and lie in memory together
 
@@ -75,7 +75,7 @@ class Index:
     def search(
         self, image: ImageLike | Images, k: int = 10, box: Box | None = None
     ) -> list[Hit] | list[list[Hit]]:
-        """The `k` most alike indexed images (or all, where there are fewer), best first.
+        """The `k` most similar indexed images (or all, where there are fewer), best first.
 
         A list or tuple of images gives a list of answers, in its order, in less time than one by one.
         `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it.
@@ -92,7 +92,8 @@ class Index:
         The inner product of two vectors is their images' similarity. Raises like `search`.
         """
         if not isinstance(image, list | tuple):
-            return self._encode([image], box)[0]
+            first: np.ndarray = self._encode([image], box)[0]
+            return first
         if not image:
             raise ValueError("the list of images is empty")
         if box is not None:
@@ -100,7 +101,7 @@ class Index:
         return self._encode(image, None)
 
     def search_vector(self, vector: np.ndarray | Sequence[float], k: int = 10) -> list[Hit]:
-        """The `k` most alike images for a (D,) vector, as `encode` gives it."""
+        """The `k` most similar images for a (D,) vector, as `encode` gives it."""
         return self.search_vectors(np.asarray(vector, dtype=np.float32)[None], k)[0]
 
     def search_vectors(self, vectors: np.ndarray | Sequence[np.ndarray], k: int = 10) -> list[list[Hit]]:
@@ -112,7 +113,7 @@ class Index:
         return self._shards.search(matrix, k)
 
     def vector(self, image_id: int) -> np.ndarray | None:
-        """The (D,) vector that stands for an indexed image, None when there is none."""
+        """The (D,) vector of an indexed image, None when there is none."""
         return self._shards.vector(image_id)
 
     def thumbnail(self, image_id: int) -> bytes | None:
@@ -127,17 +128,14 @@ class Index:
             files, prepared = [], []
             group = range(start, min(start + IMAGES_AT_ONCE, len(images)))
             for place in group:
-                with _told_which(images, place):
+                with _naming_image(images, place):
                     files.append(image_bytes(images[place]))
-            with self._own_threads():
+            with nullcontext() if self._threads is None else compute_threads(self._threads):
                 for place, data in zip(group, files, strict=True):
-                    with _told_which(images, place):
-                        prepared.append(self._encoder.front.prepare(data, box))
+                    with _naming_image(images, place):
+                        prepared.append(self._encoder.preprocessor.prepare(data, box))
                 vectors += [encoded.vector for encoded in self._encoder.encode_prepared(prepared)]
         return np.stack(vectors)
-
-    def _own_threads(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._threads is None else compute_threads(self._threads)
 
 
 def open_index(
@@ -156,7 +154,7 @@ def open_index(
     default as many as the run was made with: queries then get the bytes that the run would give them.
     The threads of torch, OpenMP and OpenCV are set while it computes, and are as before afterwards.
 
-    Raises InputError when there is no such run, version or device, DataDamaged when a file has other bytes
+    Raises InputError when there is no such run, version or device, CorruptData when a file has other bytes
     than were recorded.
     """
     if threads is not None and threads < 1:
@@ -164,7 +162,7 @@ def open_index(
     run = RunFolder.open(os.fspath(run_url))
     published = open_version(run, version)
     parts = _load_parts(run.store, published.manifest, device)
-    threads = threads or int(parts["encoder"][1]["numerics"]["threads"])
+    threads = threads or int(parts["encoder"].metadata["numerics"]["threads"])
     cache = FileCache(cache_folder)
     shards = ShardGroup(run.store, published.manifest, threads=threads, cache=cache)
     encoder = ImageEncoder.from_parts(parts)
@@ -176,15 +174,12 @@ def load_encoder(store: Store, manifest: IndexManifest, *, device: str | None = 
     return ImageEncoder.from_parts(_load_parts(store, manifest, device))
 
 
-def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> Parts:
-    parts: Parts = {
-        name: load_model(store, ModelFile(name, file["path"], file["sha256"]))
-        for name, file in manifest.models.items()
-    }
-    arrays, facts = parts["encoder"]
-    numerics = {**facts["numerics"], **({"device": device} if device else {})}
+def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> dict[str, ModelPart]:
+    parts = load_models(store, manifest.models)
+    arrays, metadata = parts["encoder"]
+    numerics = {**metadata["numerics"], **({"device": device} if device else {})}
     require_device(numerics["device"])
-    parts["encoder"] = (arrays, {**facts, "numerics": numerics})
+    parts["encoder"] = ModelPart(arrays, {**metadata, "numerics": numerics})
     return parts
 
 
@@ -194,7 +189,7 @@ def _check_k(k: int) -> None:
 
 
 @contextmanager
-def _told_which(images: Sequence[ImageLike], place: int) -> Iterator[None]:
+def _naming_image(images: Sequence[ImageLike], place: int) -> Iterator[None]:
     """An error about one image of a list says which it is."""
     where = f"image {place + 1} of {len(images)}"
     try:

@@ -1,4 +1,4 @@
-"""A group of index shards on this machine: search their vectors, look up what an id stands for."""
+"""A group of index shards on this machine: search their vectors, look up what an id names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.sign_index import StoredIndex, wrap_index
-from ckn_scale.core.topk import NO_ID, merge_topk
-from ckn_scale.core.vector_index import import_faiss
-from ckn_scale.errors import DataDamaged
+from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.vector_index import NO_ID, StoredIndex, merge_topk, wrap_index
+from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
 from ckn_scale.storage.store import Store
@@ -21,7 +20,7 @@ from ckn_scale.storage.store import Store
 
 @dataclass(frozen=True)
 class Hit:
-    """One indexed image in an answer; a larger score is more alike."""
+    """One indexed image in an answer; a larger score is more similar."""
 
     image_id: int
     uri: str
@@ -70,15 +69,22 @@ class ShardGroup:
         return None if found is None else found[0].index.vector(found[1])
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
-        """The k most alike images of this group for each of (Q, D) vectors, best first, ties by id."""
+        """The k most similar images of this group for each of (Q, D) vectors, best first, ties by id."""
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
         if not self._shards:
             return [[] for _ in vectors]
         found = [shard.index.search(vectors, k, threads=self.threads) for shard in self._shards]
-        values, ids = [value for value, _ in found], [index for _, index in found]
-        similarity, image_ids = merge_topk(values, ids, k, larger_is_better=True)
-        return [self._make_hits(*row) for row in zip(similarity, image_ids, strict=True)]
+        values, found_ids = [value for value, _ in found], [index for _, index in found]
+        similarity, image_ids = merge_topk(values, found_ids, k, larger_is_better=True)
+        return [
+            [
+                self._make_hit(image_id, score)
+                for image_id, score in zip(ids.tolist(), scores.tolist(), strict=True)
+                if image_id != NO_ID
+            ]
+            for scores, ids in zip(similarity, image_ids, strict=True)
+        ]
 
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
@@ -93,14 +99,10 @@ class ShardGroup:
         position = self._shards[place].position(image_id)
         return None if position is None else (self._shards[place], position)
 
-    def _make_hits(self, similarity: np.ndarray, image_ids: np.ndarray) -> list[Hit]:
-        pairs = zip(image_ids.tolist(), similarity.tolist(), strict=True)
-        return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
-
     def _make_hit(self, image_id: int, score: float) -> Hit:
         found = self._find(image_id)
         if found is None:
-            raise DataDamaged(f"image {image_id} is in the index, but in no side table")
+            raise CorruptData(f"image {image_id} is in the index, but in no side table")
         return found[0].describe(found[1], image_id, score)
 
 
@@ -118,7 +120,7 @@ class _OpenShard:
         ids = self.table.column("image_id").to_numpy()
         as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
         if self.index.dim != manifest.dim or not as_recorded or not np.array_equal(self.index.ids, ids):
-            raise DataDamaged(f"{shard.index.path} and {shard.table.path} do not hold the same images")
+            raise CorruptData(f"{shard.index.path} and {shard.table.path} do not hold the same images")
 
     def position(self, image_id: int) -> int | None:
         ids = self.index.ids

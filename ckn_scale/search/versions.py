@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ckn_scale.errors import InputError
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Version
 
 
 @dataclass(frozen=True)
 class PublishedVersion:
     number: int
     manifest: IndexManifest
-    record: dict[str, Any]  # as published: build, certificate, …
+    record: Version  # as published: build, certificate, …
 
 
 def latest_version_number(run: RunFolder) -> int:
@@ -22,7 +22,7 @@ def latest_version_number(run: RunFolder) -> int:
     latest = run.versions.latest()
     if latest is None:
         raise InputError(f"{run.url} has no published index yet: run `ckn-scale index` to the end first")
-    return int(latest[0])
+    return latest.number
 
 
 def open_version(run: RunFolder, version: int | None = None) -> PublishedVersion:
@@ -31,9 +31,9 @@ def open_version(run: RunFolder, version: int | None = None) -> PublishedVersion
     try:
         record = run.versions.read(number)
     except FileNotFoundError:
-        known = ", ".join(str(found) for found, _ in run.versions.all()) or "none"
+        known = ", ".join(str(found.number) for found in run.versions.all()) or "none"
         raise InputError(f"{run.url} has no version {number}; published are: {known}") from None
-    manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
+    manifest = read_manifest(run.store, record.manifest)
     return PublishedVersion(number, manifest, record)
 
 

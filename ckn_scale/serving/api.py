@@ -192,7 +192,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def fail(_: Request, error: Exception) -> JSONResponse:
         reference = secrets.token_hex(4)
         logger.error("request failed, reference %s", reference, exc_info=error)
-        message = f"the server made a mistake; its log names it under {reference}"
+        message = f"internal error; the server's log has it under {reference}"
         return error_response(ApiError(500, "internal", message, reference=reference))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ckn_scale.errors import InputError, SettingsError, WorkFailed
+from ckn_scale.errors import InputError, RunFailed, SettingsError
 from ckn_scale.interrupts import wait_for_signal
 from ckn_scale.search.versions import open_version
 from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings, hash_keys
@@ -64,7 +64,7 @@ def serve_run(
     check_port(host, port)
     local = {} if ray_address else _local_resources()
     groups = min(shard_groups, max(1, num_shards))
-    checked, made_key = settle_access(
+    checked, made_key = resolve_access(
         host, api_keys, {"run_url": run_url, "shard_groups": groups, **local, **settings}, insecure=insecure
     )
     with _running(checked, host, port, ray_address):
@@ -74,7 +74,7 @@ def serve_run(
             wait_for_signal()
 
 
-def settle_access(
+def resolve_access(
     host: str, api_keys: Sequence[str], values: Mapping[str, Any], *, insecure: bool
 ) -> tuple[ServeSettings, str | None]:
     """Settings that say who is answered on `host`, and the key that was made because none was given."""
@@ -93,7 +93,7 @@ def settle_access(
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for a Serve config file (`import_path: ckn_scale.serving.app:build_app`).
 
-    `args` are fields of ServeSettings. Keys come from $CKN_SCALE_API_KEYS, so that they stand in no file.
+    `args` are fields of ServeSettings. Keys come from $CKN_SCALE_API_KEYS, so that no file holds them.
     """
     from ckn_scale.serving.deployments import bind_application
 
@@ -102,7 +102,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     if settings.require_keys and not keys:
         raise InputError(
             f"serving needs keys: set ${API_KEYS_VARIABLE} (comma-separated), or `require_keys: false` "
-            "in the application's args where something in front checks who asks"
+            "in the application's args where a gateway checks who asks"
         )
     return bind_application(settings)
 
@@ -154,12 +154,12 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
     from ray import serve
 
     from ckn_scale.ray_cluster import FULL_PRIORITY, connect_ray
-    from ckn_scale.serving import slow_headers
+    from ckn_scale.serving import limits
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Answers come before batch work, so the replicas keep the priority of this process; deployments
     # ask for no CPU here.
-    environment = {**FULL_PRIORITY, **slow_headers.ENVIRONMENT}
+    environment = {**FULL_PRIORITY, **limits.ENVIRONMENT}
     with connect_ray(ray_address, num_cpus=1, environment=environment):
         if ray_address is not None:
             _check_application_is_new()
@@ -183,7 +183,7 @@ def _check_application_is_new() -> None:
     if APPLICATION in serve.status().applications:
         raise InputError(
             f"this cluster serves an application {APPLICATION!r} already; "
-            f"`serve shutdown` ends it, a Serve config changes it"
+            f"`serve shutdown` ends it, a Serve config updates it"
         )
 
 
@@ -196,7 +196,7 @@ def _check_answers(url: str) -> None:
                 return
         except OSError:
             time.sleep(0.5)
-    raise WorkFailed(
+    raise RunFailed(
         f"the application runs, but nothing answers at {url}: Serve of this cluster listens elsewhere"
     )
 
@@ -209,7 +209,7 @@ def _deploy(settings: ServeSettings, logging_config: Mapping[str, Any]) -> None:
     try:
         serve.run(bind_application(settings), name=APPLICATION, logging_config=dict(logging_config))
     except RuntimeError as error:
-        raise WorkFailed(f"serving {settings.run_url} failed: {_find_cause() or error}") from error
+        raise RunFailed(f"serving {settings.run_url} failed: {_find_cause() or error}") from error
 
 
 def _find_cause() -> str | None:

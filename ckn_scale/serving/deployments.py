@@ -52,17 +52,20 @@ class EncoderHandle(_ReplicatedHandle):
     """The encoder deployment as the router sees it."""
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        return await self._handle.encode.remote(version, data, box)
+        encoded: Encoded | Rejected = await self._handle.encode.remote(version, data, box)
+        return encoded
 
 
 class GroupHandle(_ReplicatedHandle):
     """A shard group's deployment as the router sees it."""
 
     async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
-        return await self._handle.search.remote(version, vector, k)
+        hits: list[Hit] = await self._handle.search.remote(version, vector, k)
+        return hits
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
-        return await self._handle.thumbnail.remote(version, image_id)
+        jpeg: bytes | None = await self._handle.thumbnail.remote(version, image_id)
+        return jpeg
 
 
 @serve.ingress()

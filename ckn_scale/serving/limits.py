@@ -1,7 +1,10 @@
-"""What a request must pass before it is worked on: host, key, a body in good time, a free place.
+"""What the server takes from strangers: hosts, keys, headers, bodies and searches, each within limits.
 
-Who does not pass gets JSON `{"error": {"code", "message"}}`, and no body is read that is not used.
-The deadline of the headers is in `slow_headers.py`: they are read before this code sees a request.
+`RequestGate` checks host and key before anything is read, `BodyReader` bounds size, time and rate of
+bodies, `Places` the searches under way. `end_slow_headers` is a deadline for a request's headers, which
+neither uvicorn nor Ray Serve has. It belongs into the process that listens, Serve's proxy, which calls
+what is named in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH when it starts. With HAProxy in front
+(RAY_SERVE_ENABLE_HA_PROXY) it is HAProxy's `timeout http-request` that counts.
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from dataclasses import dataclass
 from typing import Any
 
+import uvicorn.config
 from starlette.responses import JSONResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ckn_scale.serving.settings import ServeSettings, hash_key
 
+HEADER_DEADLINE_S = 10.0
+ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:end_slow_headers"}
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 PROTECTED_PREFIX = "/v1/"
 MIN_BODY_BYTES_PER_S = 32 * 1024  # a phone at the edge of its network is faster
 CLOSE = {"connection": "close"}  # what is left of the body is not waited for
@@ -75,6 +81,35 @@ class RequestGate:
         await self._app(scope, receive, secured)
 
 
+def check_host(headers: Mapping[bytes, bytes], allowed: tuple[str, ...]) -> None:
+    """A loopback server answers loopback names only: no web page can reach it by a name of its own."""
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if allowed and name not in allowed:
+        raise ApiError(421, "wrong_host", f"this server does not answer for the host {name!r}")
+
+
+def check_key(headers: Mapping[bytes, bytes], settings: ServeSettings) -> None:
+    if not settings.require_keys:
+        return
+    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    found = hash_key(key.strip())
+    # Every known key is compared, so that the time taken reveals nothing.
+    matches = [hmac.compare_digest(found, known) for known in settings.key_hashes]
+    if scheme.lower() != "bearer" or not any(matches):
+        message = "this server needs a key: send the header `Authorization: Bearer <key>`"
+        raise ApiError(401, "unauthorized", message).with_headers({"www-authenticate": "Bearer"})
+
+
+def _add_headers(send: Send) -> Send:
+    async def send_secured(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), *SECURITY_HEADERS]}
+        await send(message)
+
+    return send_secured
+
+
 class Places:
     """How many searches may be under way. A place is taken when the body is there: slow senders hold none."""
 
@@ -95,21 +130,6 @@ class Places:
             yield
         finally:
             self._taken -= 1
-
-
-@dataclass(eq=False)
-class _Arrival:
-    """A body on its way."""
-
-    task: asyncio.Task[bytes] | None
-    started: float
-    received: int = 0
-    ended: bool = False
-
-    @property
-    def pace(self) -> float:
-        """Until when its bytes would last at the least rate; the lowest is the furthest behind."""
-        return self.started + self.received / MIN_BODY_BYTES_PER_S
 
 
 class BodyReader:
@@ -178,6 +198,21 @@ class BodyReader:
             raise ApiError(408, "body_timeout", message).with_headers(CLOSE) from None
 
 
+@dataclass(eq=False)
+class _Arrival:
+    """A body on its way."""
+
+    task: asyncio.Task[bytes] | None
+    started: float
+    received: int = 0
+    ended: bool = False
+
+    @property
+    def pace(self) -> float:
+        """Until when its bytes would last at the least rate; the lowest is the furthest behind."""
+        return self.started + self.received / MIN_BODY_BYTES_PER_S
+
+
 def too_large(limit_bytes: int) -> ApiError:
     message = f"the request's body is larger than {limit_bytes / 2**20:g} MiB: send a smaller image"
     return ApiError(413, "body_too_large", message).with_headers(CLOSE)
@@ -187,30 +222,37 @@ def too_busy(message: str) -> ApiError:
     return ApiError(429, "too_busy", message).with_headers({"retry-after": "1"})
 
 
-def check_host(headers: Mapping[bytes, bytes], allowed: tuple[str, ...]) -> None:
-    """A loopback server answers loopback names only: no web page can reach it by a name of its own."""
-    host = headers.get(b"host", b"").decode("latin-1").lower()
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if allowed and name not in allowed:
-        raise ApiError(421, "wrong_host", f"this server does not answer for the host {name!r}")
+class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol; a connection is closed when headers were begun, or awaited first, for too long."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        in_a_request = self.cycle is not None and not self.cycle.response_complete
+        if in_a_request:
+            self._clear_deadline()
+        elif self._deadline is None:
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _set_deadline(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(HEADER_DEADLINE_S, self.transport.close)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
-def check_key(headers: Mapping[bytes, bytes], settings: ServeSettings) -> None:
-    if not settings.require_keys:
-        return
-    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    found = hash_key(key.strip())
-    # Every known key is compared, so that the time taken tells nothing.
-    matches = [hmac.compare_digest(found, known) for known in settings.key_hashes]
-    if scheme.lower() != "bearer" or not any(matches):
-        message = "this server needs a key: send the header `Authorization: Bearer <key>`"
-        raise ApiError(401, "unauthorized", message).with_headers({"www-authenticate": "Bearer"})
-
-
-def _add_headers(send: Send) -> Send:
-    async def send_secured(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), *SECURITY_HEADERS]}
-        await send(message)
-
-    return send_secured
+def end_slow_headers() -> None:
+    """Every uvicorn that this process starts from now on has the deadline."""
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{DeadlineProtocol.__name__}"

@@ -1,26 +1,28 @@
-"""The work of each serving replica, off the event loop. Plain classes: `deployments.py` puts them on Ray.
+"""What a replica of the server does: encode a query image, or search one group of index shards.
 
-Only the encoder imports torch, and only where it runs: shard groups stay small.
+Each holds the version in use and the next one, which loads in the background (`ResidentVersions`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from ckn_scale.core.front import Front, PreparedImage
-from ckn_scale.errors import ImageRejected
-from ckn_scale.killable import KillableChild, prepare_killably
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
+from ckn_scale.errors import CknScaleError, ImageRejected
+from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
-from ckn_scale.serving.resident import ResidentVersions
 from ckn_scale.serving.router import Box, Encoded, Rejected, ServedVersion
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.run_folder import RunFolder
@@ -28,26 +30,17 @@ from ckn_scale.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from ckn_scale.core.encoder import ImageEncoder
 
-
-@dataclass(frozen=True)
-class Readiness:
-    """Whether a replica holds a version; `replica` tells it from its siblings."""
-
-    replica: str
-    ready: bool
-
-
-@dataclass(frozen=True)
-class LoadedEncoder:
-    models: Mapping[str, Any]  # what it was made of, as the manifest names it
-    encoder: ImageEncoder
+logger = logging.getLogger(__name__)
+Loaded = TypeVar("Loaded")
+VERSIONS_HELD = 2  # the current one, and the next or the previous
+RETRY_AFTER_S = 5.0
 
 
 class EncoderReplica:
     """Turns query images into vectors, with the models of the version that a request pinned."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        from ckn_scale.core.threads import set_compute_threads
+        from ckn_scale.core.numerics import set_compute_threads
 
         self._name = secrets.token_hex(8)
         self._settings = settings
@@ -59,23 +52,25 @@ class EncoderReplica:
         self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
         self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
         for _ in range(settings.query_processes):
-            self._children.put(KillableChild(Front.prepare))
+            self._children.put(KillableChild(Preprocessor.prepare))
         self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
         self._encoders.load_now(latest_version_number(self._run))
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         encoder, loop = self._encoders.get(version).encoder, asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.front, data, box)
+        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
         encoded = await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared])
         return Encoded(encoded[0].vector)
 
-    def _prepare(self, front: Front, data: bytes, box: Box | None) -> PreparedImage | ImageRejected:
+    def _prepare(
+        self, preprocessor: Preprocessor, data: bytes, box: Box | None
+    ) -> PreparedImage | ImageRejected:
         """In one of the children, whose process is ended when the query takes too long."""
         child = self._children.get()
         try:
-            return prepare_killably(child, front, data, box, deadline_s=self._settings.query_timeout_s)
+            return prepare_killably(child, preprocessor, data, box, deadline_s=self._settings.query_timeout_s)
         finally:
             self._children.put(child)
 
@@ -134,3 +129,75 @@ def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVer
         rows[owner[shard.shard]] += shard.rows
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
     return ServedVersion(version, tuple(rows), tuple(sorted(ranges)))
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether a replica holds a version; `replica` is its name among its siblings."""
+
+    replica: str
+    ready: bool
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    models: Mapping[str, Any]  # what it was made of, as the manifest names it
+    encoder: ImageEncoder
+
+
+class NotLoaded(CknScaleError):
+    """The replica does not hold this version yet; it is being loaded."""
+
+
+class ResidentVersions(Generic[Loaded]):
+    """Loads versions one at a time in a thread; asking for an absent one starts its load."""
+
+    def __init__(self, load: Callable[[int], Loaded]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._held: dict[int, Loaded] = {}  # least recently used first
+        self._loading: int | None = None
+        self._failed_at: dict[int, float] = {}
+
+    def load_now(self, version: int) -> None:
+        """Load in this thread: a replica's first version, whose failure is the replica's."""
+        self._hold(version, self._load(version))
+
+    def values(self) -> list[Loaded]:
+        with self._lock:
+            return list(self._held.values())
+
+    def get(self, version: int) -> Loaded:
+        """The version; NotLoaded (and its load started) when the replica does not hold it."""
+        with self._lock:
+            if version in self._held:
+                self._held[version] = self._held.pop(version)
+                return self._held[version]
+        self.prepare(version)
+        raise NotLoaded(f"version {version} is being loaded")
+
+    def prepare(self, version: int) -> bool:
+        """Whether the version is held; otherwise starts loading it, unless a load is under way."""
+        with self._lock:
+            if version in self._held:
+                return True
+            resting = time.monotonic() - self._failed_at.get(version, -RETRY_AFTER_S) < RETRY_AFTER_S
+            if self._loading is None and not resting:
+                self._loading = version
+                threading.Thread(target=self._load_in_background, args=(version,), daemon=True).start()
+            return False
+
+    def _load_in_background(self, version: int) -> None:
+        try:
+            self._hold(version, self._load(version))
+        except Exception:
+            logger.exception("version %d could not be loaded; trying again when it is asked for", version)
+            self._failed_at[version] = time.monotonic()
+        finally:
+            self._loading = None
+
+    def _hold(self, version: int, loaded: Loaded) -> None:
+        with self._lock:
+            self._held[version] = loaded
+            while len(self._held) > VERSIONS_HELD:
+                del self._held[next(iter(self._held))]

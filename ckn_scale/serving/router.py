@@ -36,7 +36,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """What the router must know of a version: how many rows each group answers for, and who owns an id."""
+    """What the router must know of a version: how many rows each group has, and which group holds an id."""
 
     number: int
     group_rows: tuple[int, ...]
@@ -96,6 +96,11 @@ class SearchRouter:
         self._groups = list(groups)
 
     async def search(self, data: bytes, k: int, box: Box | None, *, strict: bool) -> SearchAnswer:
+        """The best `k` hits for an image file's bytes, of the groups that answer in time.
+
+        ApiError 422 when the image cannot be used; 503 when the encoder or every group is missing, or any
+        group with `strict`.
+        """
         version = self.version  # pinned: a switch meanwhile does not touch this request
         started = time.perf_counter()
         vector = await self._encode(version.number, data, box)
@@ -111,6 +116,7 @@ class SearchRouter:
         )
 
     async def thumbnail(self, image_id: int) -> bytes | None:
+        """A JPEG; None when the version has no such image; ApiError 503 when its group is missing."""
         version = self.version
         group = version.group_of(image_id)
         if group is None:
@@ -120,7 +126,7 @@ class SearchRouter:
             return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
         except Exception as error:
             logger.warning("group %d gave no thumbnail: %r", group, error)
-            raise unavailable(f"the part of the index that holds image {image_id} is away") from None
+            raise unavailable(f"the part of the index that holds image {image_id} is unavailable") from None
 
     async def check_ready(self) -> list[str]:
         """Names of the parts that are not ready for the current version."""
@@ -128,7 +134,7 @@ class SearchRouter:
         for number, group in enumerate(self._groups):
             parts[f"shards-{number}"] = group.prepare(self.version.number)
         ready = await asyncio.gather(*(self._is_ready(answer) for answer in parts.values()))
-        return [name for name, well in zip(parts, ready, strict=True) if not well]
+        return [name for name, is_ready in zip(parts, ready, strict=True) if not is_ready]
 
     async def switch_when_ready(self, version: ServedVersion) -> bool:
         """Have every part load `version` in the background; use it once all hold it."""

@@ -1,54 +1,53 @@
 """Build: committed vectors → one index file and side table per index shard, then the manifest.
 
-A build is named by what it holds, and so is each of its shards (`name_build.py`). The same run built
+A build is named by what it holds, and so is each of its shards (`storage/builds.py`). The same run built
 again gives the same names and finds its shards done; after an append, those that did not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckn_scale.core.sign_index import KINDS, StoredIndex, build_index
 from ckn_scale.core.vector_codes import make_codec
-from ckn_scale.errors import WorkFailed
+from ckn_scale.core.vector_index import KINDS, StoredIndex, build_index
+from ckn_scale.errors import RunFailed
 from ckn_scale.schemas import PLANNED_IMAGES, read_codes
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.name_build import (
-    BUILT,
+from ckn_scale.storage.builds import (
     name_shards,
     number_index_shard,
     number_index_shards,
     position_of,
 )
-from ckn_scale.steps.plan import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
-    StoredFile,
     make_side_table,
     write_index_shard,
     write_manifest,
 )
+from ckn_scale.storage.models import read_generation
+from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, DataFile, read_table
+from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile, read_table
 
 
+@dataclass(frozen=True, eq=False)
 class BuildIndex(Step):
-    """`params`: build, as `name_build` gives it.
+    """A shard's number names its content: what is committed already, of whatever build, is not rebuilt."""
 
-    A shard's number names its content: what stands already, of whatever build, is not built again.
-    """
+    build: str  # as `name_build` gives it
 
-    name = BUILT
+    name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
     version = 3
 
@@ -63,25 +62,28 @@ class BuildIndex(Step):
     def shard_ids(self) -> Sequence[int]:
         encoded = self.run.commits(EncodeImages.name).committed()
         numbers = number_index_shards(self.run, self.plan.segments, encoded)
-        if name_shards(numbers) != self.params["build"]:
-            raise WorkFailed(
-                f"{self.run.url}: images were appended or encoded anew since the build was named"
-            )
+        if name_shards(numbers) != self.build:
+            raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return numbers
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         covered = self._read_commits(shard_id)
-        usable = pa.concat_tables(self._read_usable(commit) for commit in covered)
+        tables = (read_table(self.run.store, commit.files[VECTORS_STAGE]) for commit in covered)
+        usable = pa.concat_tables(table.filter(pc.equal(table.column("state"), "ok")) for table in tables)
         vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
-        side = make_side_table(*self._side_columns(covered, vectors.column("image_id")))
-        ids = vectors.column("image_id").to_numpy()
+        side = self._make_side_table(covered, vectors.column("image_id"))
         index = make_index(vectors)
-        folder = f"index/{shard_id}-{attempt}"
+        folder = self.run.index_folder(shard_id, attempt)
         written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
-        files = {"index": _as_data(written.index, len(ids)), "table": _as_data(written.table, len(ids))}
-        report = {"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows}
-        report["replaced"] = len(usable) - len(vectors)
-        return ShardResult(files=files, report=report)
+        return ShardResult(
+            files={"index": written.index, "table": written.table},
+            report={
+                "first_id": written.first_id,
+                "last_id": written.last_id,
+                "rows": written.rows,
+                "replaced": len(usable) - len(vectors),
+            },
+        )
 
     def _read_commits(self, shard_id: int) -> list[Commit]:
         """The records of the encoded shards that an index shard holds, and no others."""
@@ -91,74 +93,63 @@ class BuildIndex(Step):
         covered = [commit for one in wanted if (commit := log.get(one)) is not None]
         number = number_index_shard(position, covered, self.plan.segments, self.replaced) if covered else 0
         if number != shard_id:
-            raise WorkFailed(
-                f"{self.run.url}: images were appended or encoded anew since the build was named"
-            )
+            raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
 
-    def _read_usable(self, commit: Commit) -> pa.Table:
-        table = read_table(self.run.store, commit.files["vectors"])
-        return table.filter(pc.equal(table.column("state"), "ok"))
-
-    def _side_columns(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> tuple[Any, ...]:
+    def _make_side_table(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> pa.Table:
+        """What the index has beside the vectors of these images: URIs, thumbnails and kept columns."""
         planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
-        rows = planned.take(pc.index_in(ids, planned.column("image_id").combine_chunks()))
         thumbnails = pa.concat_tables(
-            read_table(self.run.store, commit.files["thumbnails"]) for commit in covered
+            read_table(self.run.store, commit.files[THUMBNAILS_STAGE]) for commit in covered
         )
-        jpegs = thumbnails.take(pc.index_in(ids, thumbnails.column("image_id").combine_chunks())).column(
-            "jpeg"
+        rows, shown = (
+            table.take(pc.index_in(ids, table.column("image_id").combine_chunks()))
+            for table in (planned, thumbnails)
         )
         kept = rows.drop_columns(PLANNED_IMAGES.names)
-        return ids, rows.column("uri"), jpegs, kept
+        return make_side_table(ids, rows.column("uri"), shown.column("jpeg"), kept)
 
 
 def make_index(vectors: pa.Table) -> StoredIndex:
-    """The index of the rows of a vectors table, all of them `ok`."""
-    facts = vectors.schema.metadata
-    codec = make_codec(facts[b"encoding"].decode(), int(facts[b"dim"]))
+    """The index of the rows of a vectors table, all of them `ok`; its kind is that of their encoding."""
+    metadata = vectors.schema.metadata
+    codec = make_codec(metadata[b"encoding"].decode(), int(metadata[b"dim"]))
     return build_index(codec, read_codes(vectors), vectors.column("image_id").to_numpy())
 
 
 def list_index_shards(step: BuildIndex) -> list[IndexShard]:
-    """The index shards that stand, of the build that the committed vectors make."""
-    commits = step.log.committed()
-    return [_as_shard(number, commits[number]) for number in step.shard_ids() if number in commits]
+    """The committed index shards of the build that the committed vectors make."""
+    committed = step.log.committed()
+    commits = {number: committed[number] for number in step.shard_ids() if number in committed}
+    return [
+        IndexShard(
+            position_of(number),
+            commit.files["index"],
+            commit.files["table"],
+            rows=commit.report["rows"],
+            first_id=commit.report["first_id"],
+            last_id=commit.report["last_id"],
+        )
+        for number, commit in commits.items()
+    ]
 
 
 def write_build_manifest(step: BuildIndex) -> StoredFile:
     """The manifest of a build whose shards are all committed."""
-    shards, build = list_index_shards(step), step.params["build"]
-    commits = step.log.committed()
-    replaced = sum(commits[number].report["replaced"] for number in step.shard_ids())
-    generation, models = read_generation(step.run)
-    dim = int(_first_vectors(step.run).schema.metadata[b"dim"])
+    run, shards, commits = step.run, list_index_shards(step), step.log.committed()
+    generation = read_generation(run)
+    encoded = run.commits(EncodeImages.name).committed()[0]
+    vectors = read_table(run.store, encoded.files[VECTORS_STAGE], columns=["image_id"])
     manifest = IndexManifest(
-        build=build,
-        dim=dim,
+        build=step.build,
+        dim=int(vectors.schema.metadata[b"dim"]),
         rows=sum(shard.rows for shard in shards),
-        models={name: {"path": file.path, "sha256": file.sha256} for name, file in models.items()},
+        models=generation.models,
         shards=tuple(shards),
         kind=KINDS[step.settings.reduction.stored],
-        extra={"generation": generation, "replaced": replaced},
+        extra={
+            "generation": generation.number,
+            "replaced": sum(commits[number].report["replaced"] for number in step.shard_ids()),
+        },
     )
-    return write_manifest(step.run.store, f"index/{build}-{new_attempt()}", manifest)
-
-
-def _first_vectors(run: RunFolder) -> pa.Table:
-    commit = run.commits(EncodeImages.name).get(0)
-    assert commit is not None
-    return read_table(run.store, commit.files["vectors"])
-
-
-def _as_data(file: StoredFile, rows: int) -> DataFile:
-    return DataFile(path=file.path, sha256=file.sha256, rows=rows, size_bytes=file.size_bytes)
-
-
-def _as_shard(number: int, commit: Commit) -> IndexShard:
-    index, table = (
-        StoredFile(file.path, file.sha256, file.size_bytes)
-        for file in (commit.files["index"], commit.files["table"])
-    )
-    report = {name: commit.report[name] for name in ("rows", "first_id", "last_id")}
-    return IndexShard(shard=position_of(number), index=index, table=table, **report)
+    return write_manifest(run.store, run.index_folder(step.build, new_attempt()), manifest)

@@ -1,8 +1,8 @@
 """Certify: planted queries through the index, one of its shards at a time. The gate of a version.
 
 A query counts when its original comes back first. Collections hold copies, and of two copies the one
-that was blurred like the query is the better answer: images that are far more like the original than
-the collection at large is may stand before it. What stands before an original adds up over the index
+that was blurred like the query is the better answer: images that are far more similar to the original
+than the collection at large may come before it. What comes before an original adds up over the index
 shards. The first version's queries go through all of them. After an append all queries go through what is
 new, and the new ones through a few older shards; the certificate says how many rows that leaves unasked.
 """
@@ -12,22 +12,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.views import VIEWS
+from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.search.shard import Hit, ShardGroup
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.draw_queries import Outcome, name_encoder, write_outcomes
-from ckn_scale.steps.name_build import CERTIFIED, position_of
+from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outcomes
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
-from ckn_scale.storage.shards import DataFile, read_table
+from ckn_scale.storage.builds import position_of
+from ckn_scale.storage.run_folder import CERTIFY_INDEX
+from ckn_scale.storage.run_records import Certificate
+from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile, read_table
 
 COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
 OUTCOMES = ("first", "behind copies", "missed")  # best first
@@ -42,25 +44,29 @@ class Query:
     score: float | None  # of its original
     vector: np.ndarray | None
     original: np.ndarray
-    file: DataFile  # where it lies
+    file: StoredFile  # where it lies
 
-    def stands_behind(self, hit: Hit) -> bool:
+    def comes_after(self, hit: Hit) -> bool:
         if self.score is None or hit.image_id == self.image_id:
             return False
         return (-hit.score, hit.image_id) < (-self.score, self.image_id)
 
 
+@dataclass(frozen=True, eq=False)
 class CertifyIndex(Step):
-    """One shard per index shard that is asked. `params`: build, draw, manifest (path), manifest_sha256."""
+    """One shard per index shard that is asked."""
 
-    name = CERTIFIED
+    manifest_file: StoredFile
+    draw_name: str
+
+    name = CERTIFY_INDEX
     sections = PlantQueries.sections
     version = 4
-    label_params = ("draw",)
+    label_fields = ("draw_name",)
 
     @cached_property
     def planted(self) -> PlantQueries:
-        return PlantQueries(self.run, self.params)
+        return PlantQueries(self.run, self.manifest_file, self.draw_name)
 
     @cached_property
     def asked(self) -> list[Query]:
@@ -93,7 +99,8 @@ class CertifyIndex(Step):
         return sorted([*draw.new_shards, *draw.older_shards])
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        queries = [(one, one.vector) for one in self._queries_for(shard_id) if one.vector is not None]
+        asked = [*self.asked, *self.taken_over] if shard_id in self.planted.draw.new_shards else self.asked
+        queries = [(one, one.vector) for one in asked if one.vector is not None]
         if not queries:
             return ShardResult(report={"before": []})
         group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
@@ -104,21 +111,17 @@ class CertifyIndex(Step):
         ]
         return ShardResult(report={"before": [row for row in before if any(row[1:])]})
 
-    def _queries_for(self, number: int) -> list[Query]:
-        is_new = number in self.planted.draw.new_shards
-        return [*self.asked, *self.taken_over] if is_new else self.asked
-
     def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
-        """How many copies of the original, and how many other images, stand before it in this shard."""
+        """How many copies of the original, and how many other images, come before it in this shard."""
         level, copies, others = self.copy_levels[query.image_id], 0, 0
-        for hit in filter(query.stands_behind, hits):
+        for hit in filter(query.comes_after, hits):
             vector = group.vector(hit.image_id)
             is_copy = vector is not None and float(query.original @ vector) > level
             copies, others = copies + is_copy, others + (not is_copy)
         return copies, others
 
 
-def _read_queries(store: Any, file: DataFile) -> Iterator[Query]:
+def _read_queries(store: Store, file: StoredFile) -> Iterator[Query]:
     table: pa.Table = read_table(store, file)
     for row in table.to_pylist():
         vector = None if row["vector"] is None else np.frombuffer(row["vector"], "<f4")
@@ -127,14 +130,14 @@ def _read_queries(store: Any, file: DataFile) -> Iterator[Query]:
 
 
 def judge(copies: int, others: int) -> str:
-    """By what stands before a query's original, in all index shards that were asked together."""
+    """By what comes before a query's original, in all index shards that were asked together."""
     if others or copies >= HITS_LOOKED_AT:
         return "missed"
     return "behind copies" if copies else "first"
 
 
 def copy_level(similarities: Sequence[float]) -> float:
-    """What an image must be more alike than to be a copy, by its similarities to the collection at large."""
+    """The similarity above which an image is a copy, by the similarities to the collection at large."""
     if not similarities:
         return math.inf
     centre = float(np.median(similarities))
@@ -142,49 +145,44 @@ def copy_level(similarities: Sequence[float]) -> float:
     return centre + COPY_DEVIATIONS * deviation
 
 
-def make_certificate(step: CertifyIndex) -> dict[str, Any]:
-    """Counts over all planted queries and the lower end of the interval the gate looks at."""
-    numbers, draw = BuildIndex(step.run, step.params).shard_ids(), step.planted.draw
+def make_certificate(step: CertifyIndex) -> Certificate:
+    """Counts over all planted queries, and the lower end of the interval that the gate looks at.
+
+    `fewest_rows` and `everywhere` say how much of the index was asked: elsewhere a better answer would not
+    be noticed.
+    """
+    manifest, draw, publish = step.planted.manifest, step.planted.draw, step.settings.publish
     outcomes = _list_outcomes(step)
-    publish = step.settings.publish
-    missed = sum(one.outcome == "missed" for one in outcomes)
-    first = len(outcomes) - missed
+    first = sum(one.outcome != "missed" for one in outcomes)
     lower = wilson_lower(first, len(outcomes), publish.confidence)
-    kept = write_outcomes(step.run, draw.name, outcomes, numbers)
+    everywhere = [one for one in outcomes if one.unasked_rows == 0]
     new = {image.image_id for image in draw.asked[: draw.new]}
-    return {
-        "queries": len(outcomes),
-        "asked": len(step.asked),
-        "new_asked": sum(query.image_id in new for query in step.asked),
-        "taken_over": len(outcomes) - len(step.asked),
-        "in_sample": draw.in_sample,
-        "first": first,
-        "behind_copies": sum(one.outcome == "behind copies" for one in outcomes),
-        "first_share": first / len(outcomes) if outcomes else 0.0,
-        **_count_asked(step, outcomes),
-        "lower": lower,
-        "confidence": publish.confidence,
-        "target": publish.target,
-        "passed": lower >= publish.target,
-        "by_view": _share_by_view(outcomes),
-        "draw": draw.name,
-        "encoder": name_encoder(step.run),
-        "outcomes": asdict(kept),
-    }
-
-
-def _count_asked(step: CertifyIndex, outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How much of the index stands behind the outcomes: elsewhere a better answer would not be noticed."""
-    manifest, everywhere = step.planted.manifest, [one for one in outcomes if one.unasked_rows == 0]
-    return {
-        "index_shards": len(manifest.shards),
-        "asked_shards": len(step.shard_ids()),
-        "rows": manifest.rows,
-        "asked_rows": _count_rows(step, step.shard_ids()),
-        "fewest_rows": manifest.rows - max((one.unasked_rows for one in outcomes), default=0),
-        "everywhere": len(everywhere),
-        "everywhere_first": sum(one.outcome != "missed" for one in everywhere),
-    }
+    numbers = BuildIndex(step.run, manifest.build).shard_ids()
+    return Certificate(
+        queries=len(outcomes),
+        asked=len(step.asked),
+        new_asked=sum(query.image_id in new for query in step.asked),
+        taken_over=len(outcomes) - len(step.asked),
+        in_sample=draw.in_sample,
+        first=first,
+        behind_copies=sum(one.outcome == "behind copies" for one in outcomes),
+        first_share=first / len(outcomes) if outcomes else 0.0,
+        index_shards=len(manifest.shards),
+        asked_shards=len(step.shard_ids()),
+        rows=manifest.rows,
+        asked_rows=_count_rows(step, step.shard_ids()),
+        fewest_rows=manifest.rows - max((one.unasked_rows for one in outcomes), default=0),
+        everywhere=len(everywhere),
+        everywhere_first=sum(one.outcome != "missed" for one in everywhere),
+        lower=lower,
+        confidence=publish.confidence,
+        target=publish.target,
+        passed=lower >= publish.target,
+        by_view=_share_by_view(outcomes),
+        draw=draw.name,
+        encoder=name_encoder(step.run),
+        outcomes=write_outcomes(step.run, draw.name, outcomes, numbers),
+    )
 
 
 def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
@@ -192,7 +190,7 @@ def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
     return sum(shard.rows for shard in step.planted.manifest.shards if shard.shard in positions)
 
 
-def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
+def _list_outcomes(step: CertifyIndex) -> list[QueryOutcome]:
     """Of all queries; one that was asked before keeps its outcome unless an index shard made it worse."""
     commits, draw, rows = step.log.committed(), step.planted.draw, step.planted.manifest.rows
     copies: Counter[int] = Counter()
@@ -202,7 +200,7 @@ def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
             copies[image_id] += more_copies
             others[image_id] += more_others
     asked = [
-        Outcome(
+        QueryOutcome(
             query.image_id,
             query.view,
             "missed" if query.vector is None else judge(copies[query.image_id], others[query.image_id]),
@@ -211,16 +209,16 @@ def _list_outcomes(step: CertifyIndex) -> list[Outcome]:
         )
         for query in step.asked
     ]
-    taken_over, standing_rows = [], rows - _count_rows(step, draw.new_shards)
+    taken_over, unchanged_rows = [], rows - _count_rows(step, draw.new_shards)
     for one in draw.taken_over:
         now = judge(copies[one.image_id], others[one.image_id])
         worse = max(one.outcome, now, key=OUTCOMES.index)
         # What is left unasked are shards that did not change since: what was built anew is asked by all.
-        taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, standing_rows)))
+        taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, unchanged_rows)))
     return [*asked, *taken_over]
 
 
-def _share_by_view(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _share_by_view(outcomes: Sequence[QueryOutcome]) -> dict[str, float]:
     found: dict[str, list[bool]] = {name: [] for name in VIEWS}
     for one in outcomes:
         found[list(VIEWS)[one.view]].append(one.outcome != "missed")

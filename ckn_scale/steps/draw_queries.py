@@ -16,41 +16,37 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import DataDamaged
-from ckn_scale.steps.name_build import ENCODED, name_shards
-from ckn_scale.steps.plan import (
-    QUERY_SEED,
-    PlannedImage,
-    Segment,
-    hash_uri,
-    iter_images,
-    list_replaced,
-    read_sample,
-)
+from ckn_scale.errors import CorruptData
+from ckn_scale.steps.plan_images import QUERY_SEED
+from ckn_scale.storage.builds import name_shards
+from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import DataFile, find_damage, read_data, read_table, write_data
+from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
+from ckn_scale.storage.run_records import Certificate, Segment, Version
+from ckn_scale.storage.stored_files import StoredFile, find_damage, read_file, read_table, write_file
 
-OLDER_SHARDS = 8  # index shards that stood before an append and are asked for what it added, at most
+OLDER_SHARDS = 8  # index shards that were there before an append and are asked for what it added, at most
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QueryOutcome:
     """What became of one planted query, and the file that its vectors lie in."""
 
     image_id: int
     view: int
     outcome: str
-    file: DataFile
-    unasked_rows: int = 0  # at most so many rows of the index may hold what stands before its original
+    file: StoredFile
+    unasked_rows: int = 0  # at most so many rows of the index may hold what comes before its original
 
 
 @dataclass(frozen=True)
 class Draw:
+    """What a version is asked."""
+
     asked: tuple[PlannedImage, ...]
     new: int  # of those asked, how many the current version does not hold
     in_sample: int  # of those asked, how many the models were trained on
-    taken_over: tuple[Outcome, ...]
+    taken_over: tuple[QueryOutcome, ...]
     new_shards: tuple[int, ...]  # index shards that nothing was asked of before: all queries are
     older_shards: tuple[int, ...]  # of the others those that the images of `asked` are asked of too
 
@@ -72,23 +68,19 @@ class Draw:
 
 
 def draw_queries(
-    run: RunFolder,
-    segments: Sequence[Segment],
-    numbers: Sequence[int],
-    current: Mapping[str, Any] | None,
+    run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int], current: Version | None
 ) -> Draw:
-    """What a version of these segments and index shards is asked, after `current`, the one that stands."""
+    """What a version of these segments and index shards is asked, after `current`, the published one."""
     count = parse_settings(run.settings).publish.num_queries
     replaced = set(list_replaced(segments).tolist())
-    certificate = current["certificate"] if current is not None else {}
-    held, known = _read_outcomes(run, certificate)
+    held, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
     held = [one for one in held if one.image_id not in replaced]
     if current is None or not held:
         apart, trained = _list_candidates(run, segments, replaced)
         asked = (apart + trained)[:count]
         in_sample = max(0, len(asked) - len(apart))
         return Draw(tuple(asked), len(asked), in_sample, (), tuple(numbers), ())
-    new = [segment for segment in segments if segment.number > current["segments"]]
+    new = [segment for segment in segments if segment.number > current.segments]
     apart, _ = _list_candidates(run, new, replaced)
     asked = apart[: max(count // 2, count - len(held))]
     taken_over = _choose_held(held, count - len(asked), count - count // 2)
@@ -97,14 +89,14 @@ def draw_queries(
     return Draw(tuple(asked), len(asked), 0, tuple(taken_over), tuple(new_shards), tuple(older_shards))
 
 
-def _choose_held(held: Sequence[Outcome], count: int, standing: int) -> list[Outcome]:
-    """Of outcomes, newest first, `count`: the `standing` that saw most of the index, else the newest.
+def _choose_held(held: Sequence[QueryOutcome], count: int, anchors: int) -> list[QueryOutcome]:
+    """Of outcomes, newest first, `count`: the `anchors` that saw most of the index, else the newest.
 
     So half of the queries are of the whole index however many appends there were, and the others follow
     what is new.
     """
-    oldest_last = sorted(held, key=lambda one: -one.unasked_rows)
-    kept = {one.image_id for one in oldest_last[-standing:]}
+    by_coverage = sorted(held, key=lambda one: -one.unasked_rows)
+    kept = {one.image_id for one in by_coverage[-anchors:]}
     newest = [one for one in held if one.image_id not in kept][: max(0, count - len(kept))]
     return [*newest, *(one for one in held if one.image_id in kept)][:count]
 
@@ -119,16 +111,17 @@ def _draw_older(numbers: Sequence[int], known: Collection[int]) -> list[int]:
 
 def write_draw(run: RunFolder, draw: Draw) -> str:
     """The name that `read_draw` takes."""
-    run.store.create(_path(draw.name), draw.data)
+    run.store.create(run.draw_path(draw.name), draw.data)
     return draw.name
 
 
 def read_draw(run: RunFolder, name: str) -> Draw:
-    data = run.store.read(_path(name))
+    """The draw of this name; CorruptData when its file has another content."""
+    path = run.draw_path(name)
+    data = run.store.read(path)
     if hashlib.sha256(data).hexdigest()[:16] != name:
-        raise DataDamaged(
-            f"{run.store.address(_path(name))} is damaged: it does not have the content it is named by"
-        )
+        where = run.store.address(path)
+        raise CorruptData(f"{where} is damaged: it does not have the content it is named by")
     body = json.loads(data)
     asked = tuple(PlannedImage(**one) for one in body.pop("asked"))
     taken_over = tuple(_as_outcome(one) for one in body.pop("taken_over"))
@@ -136,29 +129,31 @@ def read_draw(run: RunFolder, name: str) -> Draw:
     return Draw(asked=asked, taken_over=taken_over, **body)
 
 
-def write_outcomes(run: RunFolder, name: str, outcomes: Iterable[Outcome], shards: Sequence[int]) -> DataFile:
+def write_outcomes(
+    run: RunFolder, name: str, outcomes: Iterable[QueryOutcome], shards: Sequence[int]
+) -> StoredFile:
     """What the next version takes over: every query's outcome, and the index shards of this one."""
     rows = [asdict(one) for one in outcomes]
     data = json.dumps({"outcomes": rows, "index_shards": list(shards)}, sort_keys=True).encode()
-    return write_data(run.store, f"queries/{name}-outcomes-{new_attempt()}.json", data, len(rows))
+    return write_file(run.store, run.outcomes_path(name, new_attempt()), data, len(rows))
 
 
 def name_encoder(run: RunFolder) -> str:
     """What made the vectors: outcomes of another encoder say nothing."""
-    commit = run.commits(ENCODED).get(0)
+    commit = run.commits(ENCODE_IMAGES).get(0)
     return "" if commit is None else commit.fingerprint
 
 
-def _read_outcomes(run: RunFolder, certificate: Mapping[str, Any]) -> tuple[list[Outcome], set[int]]:
-    """The outcomes that can be taken over, and the index shards that were asked or stood by then.
+def _read_outcomes(run: RunFolder, certificate: Certificate) -> tuple[list[QueryOutcome], set[int]]:
+    """The outcomes that can be taken over, and the index shards of that version.
 
-    None when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
+    Neither when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
     """
-    if "outcomes" not in certificate or certificate["encoder"] != name_encoder(run):
+    if certificate.outcomes is None or certificate.encoder != name_encoder(run):
         return [], set()
     try:
-        body = json.loads(read_data(run.store, DataFile(**certificate["outcomes"])))
-    except DataDamaged:
+        body = json.loads(read_file(run.store, certificate.outcomes))
+    except CorruptData:
         return [], set()
     outcomes = [_as_outcome(one) for one in body["outcomes"]]
     if find_damage(run.store, {one.file for one in outcomes}):
@@ -170,7 +165,8 @@ def _list_candidates(
     run: RunFolder, segments: Sequence[Segment], replaced: set[int]
 ) -> tuple[list[PlannedImage], list[PlannedImage]]:
     """Images to ask for, by hash: those the models were not trained on, and those they were."""
-    adopted = "taken_from" in (run.models.latest() or (0, {}))[1]
+    generation = run.models.latest()
+    adopted = generation is not None and generation.taken_from is not None
     apart: list[PlannedImage] = []
     trained: list[PlannedImage] = []
     for segment in segments:
@@ -180,13 +176,9 @@ def _list_candidates(
 
 
 def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[PlannedImage]:
-    standing = (image for image in images if image.image_id not in replaced)
-    return sorted(standing, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
+    kept = (image for image in images if image.image_id not in replaced)
+    return sorted(kept, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
 
 
-def _as_outcome(body: Mapping[str, Any]) -> Outcome:
-    return Outcome(**{**body, "file": DataFile(**body["file"])})
-
-
-def _path(name: str) -> str:
-    return f"queries/{name}.json"
+def _as_outcome(body: Mapping[str, Any]) -> QueryOutcome:
+    return QueryOutcome(**{**body, "file": StoredFile(**body["file"])})

@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ckn_scale import schemas
-from ckn_scale.core.encoder import EncodedImage, ImageEncoder, PreparedImage
+from ckn_scale.core.encoder import EncodedImage, ImageEncoder
 from ckn_scale.core.images import encode_thumbnail
-from ckn_scale.core.projection import BLOCK_ROWS
+from ckn_scale.core.pca import BLOCK_ROWS
+from ckn_scale.core.preprocessor import PreparedImage
 from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.model_parts import load_parts, read_generation
-from ckn_scale.steps.name_build import ENCODED
-from ckn_scale.steps.plan import PlannedImage, PlanReader, count_shards, require_segments
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.prepare_images import ImageOutcome, prepare_images
+from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.storage.models import load_models, read_generation
+from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
+from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, ENCODE_IMAGES, THUMBNAILS_STAGE, VECTORS_STAGE
 
 _NOTHING = np.empty(0, np.float32)
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
-Outcome: TypeAlias = "tuple[PlannedImage, PreparedImage | ImageRejected]"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EncodedRow:
 
 
 class EncodeImages(Step):
-    name = ENCODED
+    name = ENCODE_IMAGES
     version = 2
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
 
@@ -52,7 +52,7 @@ class EncodeImages(Step):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        return ImageEncoder.from_parts(load_parts(self.run, read_generation(self.run)[1]))
+        return ImageEncoder.from_parts(load_models(self.run.store, read_generation(self.run).models))
 
     @cached_property
     def codec(self) -> VectorCodec:
@@ -65,21 +65,21 @@ class EncodeImages(Step):
         return self.plan.count_images(shard_id)
 
     def inputs(self) -> Mapping[str, Any]:
-        return {name: file.sha256 for name, file in read_generation(self.run)[1].items()}
+        return {name: file.sha256 for name, file in read_generation(self.run).models.items()}
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         images = self.plan.read_shard(shard_id)
         deadline_s = self.settings.encode.image_deadline_s
-        outcomes = prepare_images(images, self.encoder.front.prepare, worker, deadline_s)
+        outcomes = prepare_images(images, self.encoder.preprocessor.prepare, worker, deadline_s)
         rows = list(self._encode(outcomes))
         tables = {
-            "vectors": tabulate_vectors(rows, self.codec),
-            "descriptors": tabulate_descriptors(rows),
-            "thumbnails": tabulate_thumbnails(rows),
+            VECTORS_STAGE: tabulate_vectors(rows, self.codec),
+            DESCRIPTORS_STAGE: tabulate_descriptors(rows),
+            THUMBNAILS_STAGE: tabulate_thumbnails(rows),
         }
         return ShardResult(tables=tables, states=Counter(row.state for row in rows))
 
-    def _encode(self, outcomes: Iterator[Outcome]) -> Iterator[EncodedRow]:
+    def _encode(self, outcomes: Iterator[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         """Every outcome as a row, in order; the vectors are reduced in full blocks."""
         waiting: list[EncodedRow] = []
         for group in group_by_patches(outcomes):
@@ -89,7 +89,7 @@ class EncodeImages(Step):
             waiting = waiting[full:]
         yield from self._reduce(waiting)
 
-    def _describe_group(self, group: Sequence[Outcome]) -> Iterator[EncodedRow]:
+    def _describe_group(self, group: Sequence[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         prepared = [outcome for _, outcome in group if isinstance(outcome, PreparedImage)]
         described = iter(
             self.encoder.describe_prepared(prepared, max_points=self.settings.encode.max_descriptors)
@@ -113,9 +113,11 @@ class EncodeImages(Step):
                 yield replace(row, encoded=encoded, code=next(codes).tobytes())
 
 
-def group_by_patches(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+def group_by_patches(
+    outcomes: Iterator[ImageOutcome[PreparedImage]],
+) -> Iterator[list[ImageOutcome[PreparedImage]]]:
     """Groups of images that are described together."""
-    group: list[Outcome] = []
+    group: list[ImageOutcome[PreparedImage]] = []
     patches = 0
     for image, outcome in outcomes:
         group.append((image, outcome))
@@ -135,7 +137,7 @@ def tabulate_vectors(rows: Sequence[EncodedRow], codec: VectorCodec) -> pa.Table
         [row.encoded.height_px if row.encoded else 0 for row in rows],
         [row.code for row in rows],
     ]
-    schema = schemas.vectors(codec.name, codec.dim, codec.code_bytes)
+    schema = schemas.vectors_schema(codec.name, codec.dim, codec.code_bytes)
     return pa.table(columns, schema=schema)
 
 

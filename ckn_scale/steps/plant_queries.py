@@ -6,44 +6,50 @@ A planted query is itself not indexed. A worker opens the index shards that hold
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ckn_scale.core.augmentations import VIEWS, render_view
 from ckn_scale.core.encoder import ImageEncoder
-from ckn_scale.core.images import decode_image
-from ckn_scale.core.views import VIEWS, encode_jpeg, render_view
+from ckn_scale.core.images import decode_image, encode_jpeg
 from ckn_scale.errors import ImageRejected
-from ckn_scale.schemas import planted_queries
+from ckn_scale.prepare_images import prepare_images
+from ckn_scale.schemas import planted_queries_schema
 from ckn_scale.search.engine import load_encoder
 from ckn_scale.search.shard import ShardGroup
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
+from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import Draw, read_draw
-from ckn_scale.steps.name_build import PLANTED
-from ckn_scale.steps.prepare_images import prepare_images
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.run_folder import PLANT_QUERIES, planted_stage
+from ckn_scale.storage.stored_files import StoredFile
 
 HITS_LOOKED_AT = 100
 JPEG_QUALITY = 85
 
 
+@dataclass(frozen=True, eq=False)
 class PlantQueries(Step):
-    """`params`: draw, manifest (path), manifest_sha256."""
+    """One shard per `publish.queries_per_shard` of the images that were drawn."""
 
-    name = PLANTED
+    manifest_file: StoredFile
+    draw_name: str  # as `write_draw` gives it
+
+    name = PLANT_QUERIES
     sections = (*BuildIndex.sections, "publish")
-    label_params = ("draw",)
+    label_fields = ("draw_name",)
 
     @cached_property
     def draw(self) -> Draw:
-        return read_draw(self.run, self.params["draw"])
+        return read_draw(self.run, self.draw_name)
 
     @cached_property
     def manifest(self) -> IndexManifest:
-        return read_manifest(self.run.store, self.params["manifest"], self.params["manifest_sha256"])
+        return read_manifest(self.run.store, self.manifest_file)
 
     @cached_property
     def encoder(self) -> ImageEncoder:
@@ -51,7 +57,7 @@ class PlantQueries(Step):
 
     @property
     def stage(self) -> str:
-        return f"queries/{self.params['draw']}"
+        return planted_stage(self.draw_name)
 
     def shard_ids(self) -> Sequence[int]:
         return range(-(-len(self.draw.asked) // self.settings.publish.queries_per_shard))
@@ -74,7 +80,7 @@ class PlantQueries(Step):
                 continue  # not in the index, or gone since: it cannot be asked for
             view = self.draw.view(position, len(VIEWS))
             rows.append(self._plant(image.image_id, view, pixels, original, group))
-        table = pa.Table.from_pylist(rows, schema=planted_queries(self.manifest.dim))
+        table = pa.Table.from_pylist(rows, schema=planted_queries_schema(self.manifest.dim))
         return ShardResult(tables={self.stage: table})
 
     def _plant(

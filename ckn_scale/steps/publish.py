@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ckn_scale.config import parse_settings
-from ckn_scale.errors import DataDamaged, WorkFailed
-from ckn_scale.steps.base import check_fingerprint
+from ckn_scale.errors import CorruptData, RunFailed
+from ckn_scale.failpoints import hit_failpoint
+from ckn_scale.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.failpoints import reach
-from ckn_scale.steps.model_parts import read_generation
-from ckn_scale.steps.name_build import name_build
-from ckn_scale.steps.plan import Segment, count_shards, require_segments
-from ckn_scale.storage.index_files import IndexManifest, StoredFile, read_manifest
-from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.builds import name_build
+from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.models import read_generation
+from ckn_scale.storage.plans import count_shards, require_segments
+from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Certificate, Failures, Segment, Version
 from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Candidate:
     generation: int
     encoded: Mapping[int, Commit]
     build: str
-    current: Mapping[str, Any] | None = field(compare=False)  # the version that stands
+    current: Version | None = field(compare=False)  # the version that is published now
 
     @property
     def states(self) -> dict[str, int]:
@@ -53,21 +54,21 @@ class Candidate:
 
 
 def read_candidate(run: RunFolder) -> Candidate:
-    """WorkFailed while images are not encoded; RunMismatch when another release encoded some of them."""
+    """RunFailed while images are not encoded; RunMismatch when another release encoded some of them."""
     after = max(run.versions.numbers(), default=0)  # first, so that what is read next is not older
     latest = run.versions.latest()
     segments = tuple(require_segments(run))
-    generation, _ = read_generation(run)
+    generation = read_generation(run).number
     step = EncodeImages(run)
     shards = range(count_shards(segments))
     encoded = {one: commit for one, commit in step.log.committed().items() if one in shards}
     for commit in encoded.values():
         check_fingerprint(step, commit)
     build = name_build(run, segments, encoded)
-    candidate = Candidate(after, segments, generation, encoded, build, latest and latest[1])
+    candidate = Candidate(after, segments, generation, encoded, build, latest)
     planned, counted = sum(segment.num_images for segment in segments), sum(candidate.states.values())
     if counted != planned:
-        raise WorkFailed(f"{run.url}: {planned} images planned, {counted} have a state")
+        raise RunFailed(f"{run.url}: {planned} images planned, {counted} have a state")
     return candidate
 
 
@@ -75,39 +76,24 @@ def is_current(run: RunFolder, candidate: Candidate) -> bool:
     """Whether the records of the run still name the same."""
     try:
         return read_candidate(run) == candidate
-    except WorkFailed:
+    except RunFailed:
         return False  # images were appended and are not encoded yet
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Images that could not be used, of those that no version holds yet, and of those one held."""
-
-    new_images: int
-    new_failed: dict[str, int]  # by state
-    held_images: int  # ok in the current version
-    lost: int  # of them, not ok any more: a retry met a store that had lost them
-
-    @property
-    def share(self) -> float:
-        """The larger one: among the new images, or among those that were held."""
-        new = sum(self.new_failed.values()) / self.new_images if self.new_images else 0.0
-        return max(new, self.lost / self.held_images if self.held_images else 0.0)
-
-
-def count_failures(candidate: Candidate) -> Failures:
-    held = candidate.current or {"segments": 0, "states": {}}
-    new = candidate.states_of(one for one in candidate.segments if one.number > held["segments"])
-    old = candidate.states_of(one for one in candidate.segments if one.number <= held["segments"])
-    was_ok = held["states"].get("ok", 0)
+def count_failures(candidate: Candidate, limit: float) -> Failures:
+    """What a candidate's images came to, beside the share of failures that may be published."""
+    held = candidate.current.segments if candidate.current else 0
+    new = candidate.states_of(one for one in candidate.segments if one.number > held)
+    old = candidate.states_of(one for one in candidate.segments if one.number <= held)
+    was_ok = candidate.current.states.get("ok", 0) if candidate.current else 0
     failed = {state: count for state, count in new.items() if state != "ok"}
-    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)))
+    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)), limit)
 
 
 def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
-    """WorkFailed when more than publish.max_failed_share of the new images could not be used."""
-    failures, limit = count_failures(candidate), _max_failed_share(run)
-    if failures.share <= limit:
+    """RunFailed when more than publish.max_failed_share of the new images could not be used."""
+    failures = count_failures(candidate, _max_failed_share(run))
+    if failures.share <= failures.limit:
         return
     parts = []
     if failures.new_failed:
@@ -116,8 +102,8 @@ def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
         parts.append(f"{bad} of {failures.new_images} new images could not be used ({states})")
     if failures.lost:
         parts.append(f"{failures.lost} of {failures.held_images} published images cannot be used any more")
-    raise WorkFailed(
-        f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {limit:g}; "
+    raise RunFailed(
+        f"not published: {' and '.join(parts)}, more than publish.max_failed_share = {failures.limit:g}; "
         f"`ckn-scale failures {run.url}` lists them and with --retry tries them again, "
         "`--accept` publishes all the same, on record"
     )
@@ -131,66 +117,64 @@ def publish_version(
     run: RunFolder,
     candidate: Candidate,
     manifest: StoredFile,
-    certificate: Mapping[str, Any],
+    certificate: Certificate,
     *,
     accept: bool = False,
 ) -> int:
     """The number of the version that now is current. `accept` publishes what a gate refused, on record.
 
-    WorkFailed when the run changed since the candidate was read: then start over.
+    RunFailed when the run changed since the candidate was read: then start over.
     """
     if not accept:
         require_few_failures(run, candidate)
-    if not certificate["passed"] and not accept:
-        raise WorkFailed(_explain_refusal(certificate))
-    content = read_manifest(run.store, manifest.path, manifest.sha256)
+    if not certificate.passed and not accept:
+        raise RunFailed(_explain_refusal(certificate))
+    content = read_manifest(run.store, manifest)
     _check_rows(candidate, content)
-    failures = count_failures(candidate)
-    body = {
-        "attempt": new_attempt(),
-        "build": candidate.build,
-        "manifest": manifest.path,
-        "manifest_sha256": manifest.sha256,
-        "rows": content.rows,
-        "segments": candidate.segments[-1].number,
-        "generation": candidate.generation,
-        "certificate": {**certificate, "accepted": bool(accept and not certificate["passed"])},
-        "states": candidate.states,
-        "failures": {**vars(failures), "share": failures.share, "limit": _max_failed_share(run)},
-    }
+    version = Version(
+        number=candidate.after + 1,
+        build=candidate.build,
+        manifest=manifest,
+        rows=content.rows,
+        segments=candidate.segments[-1].number,
+        generation=candidate.generation,
+        states=candidate.states,
+        failures=count_failures(candidate, _max_failed_share(run)),
+        certificate=replace(certificate, accepted=accept and not certificate.passed),
+    )
     if is_current(run, candidate):
-        reach("data_written", "publish", candidate.after + 1)
-        if _create_once(run, candidate.after + 1, body):
-            log.info("version %d is build %s", candidate.after + 1, candidate.build)
-            return candidate.after + 1
-    raise WorkFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
+        hit_failpoint("data_written", "publish", version.number)
+        if _create_once(run, version):
+            log.info("version %d is build %s", version.number, version.build)
+            return version.number
+    raise RunFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
 
 
-def _create_once(run: RunFolder, number: int, body: dict[str, Any]) -> bool:
-    """Whether version `number` holds this manifest: of this process, or of another that had the same."""
+def _create_once(run: RunFolder, version: Version) -> bool:
+    """Whether its number holds this manifest: of this process, or of another that had the same."""
     try:
-        standing = run.versions.create(number, body).body
-    except DataDamaged:
+        recorded = run.versions.create(version).record
+    except CorruptData:
         return False  # a damaged record keeps its number
-    return standing["manifest_sha256"] == body["manifest_sha256"]
+    return recorded.manifest.sha256 == version.manifest.sha256
 
 
 def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
-    """The current version, if it is this build and names the index files that stand."""
+    """The current version, if it is this build and names the committed index files."""
     latest = built.run.versions.latest()
-    if latest is None or latest[1]["build"] != candidate.build:
+    if latest is None or latest.build != candidate.build:
         return None
     try:
-        manifest = read_manifest(built.run.store, latest[1]["manifest"], latest[1]["manifest_sha256"])
-    except DataDamaged:
+        manifest = read_manifest(built.run.store, latest.manifest)
+    except CorruptData:
         return None
-    return latest[0] if list(manifest.shards) == list_index_shards(built) else None
+    return latest.number if list(manifest.shards) == list_index_shards(built) else None
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
     usable, replaced = candidate.states.get("ok", 0), manifest.extra["replaced"]
     if manifest.rows != usable - replaced:
-        raise WorkFailed(
+        raise RunFailed(
             f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "
             f"{replaced} of them replaced: {usable - replaced} were expected"
         )
@@ -203,12 +187,28 @@ def _sum_states(commits: Iterable[Commit]) -> dict[str, int]:
     return dict(sorted(states.items()))
 
 
-def _explain_refusal(certificate: Mapping[str, Any]) -> str:
-    if certificate["queries"] == 0:
+def _explain_refusal(certificate: Certificate) -> str:
+    if certificate.queries == 0:
         return "not published: no planted query could be asked; `--accept` publishes all the same"
     return (
-        f"not published: {certificate['first']} of {certificate['queries']} planted queries came back first; "
-        f"with confidence {certificate['confidence']:g} that is at least {certificate['lower']:.3f}, "
-        f"below publish.target = {certificate['target']:g}. More keypoints or words raise it, more "
+        f"not published: {certificate.first} of {certificate.queries} planted queries came back first; "
+        f"with confidence {certificate.confidence:g} that is at least {certificate.lower:.3f}, "
+        f"below publish.target = {certificate.target:g}. More keypoints or words raise it, more "
         "publish.num_queries narrow the interval, `--accept` publishes all the same, on record"
     )
+
+
+def remove_samples(run: RunFolder) -> None:
+    """What the models were learned from: needed no more once a version with them is published.
+
+    Whoever still learns (another driver, or to repair a damaged model) finds them gone and draws them again.
+    """
+    paths = run.list_samples()
+    if paths and run.models.latest() is not None:
+        remove_files(run, paths)
+
+
+def remove_files(run: RunFolder, paths: Sequence[str]) -> None:
+    map_in_threads(run.store.delete, paths)
+    run.events.write("garbage_removed", files=len(paths))
+    run.events.flush()

@@ -11,21 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.config import Settings
-from ckn_scale.core.encoder import Front, PreparedImage
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.sampling import hash_priorities, smallest
-from ckn_scale.errors import ImageRejected, WorkFailed
+from ckn_scale.errors import ImageRejected, RunFailed
+from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import SAMPLED_PATCHES, SAMPLED_PRIORITIES
-from ckn_scale.steps.base import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.plan import PlannedImage, read_sample, require_segments, shard_size
-from ckn_scale.steps.prepare_images import prepare_images
-from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import Commit, read_table
-
-PATCHES, PRIORITIES = "samples/patches", "samples/priorities"
+from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.storage.plans import PlannedImage, read_sample, require_segments, shard_size
+from ckn_scale.storage.run_folder import PATCHES_STAGE, PRIORITIES_STAGE, RunFolder
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import read_table
 
 
-def make_front(settings: Settings) -> Front:
-    return Front(settings.images, settings.keypoints, settings.patches)
+def make_preprocessor(settings: Settings) -> Preprocessor:
+    return Preprocessor(settings.images, settings.keypoints, settings.patches)
 
 
 class SampledImagesStep(Step):
@@ -64,14 +63,14 @@ class SamplePatches(SampledImagesStep):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         blocks, states = [SAMPLED_PATCHES.empty_table()], Counter({"ok": 0})
-        prepare, deadline_s = make_front(self.settings).prepare, self.settings.encode.image_deadline_s
+        prepare, deadline_s = make_preprocessor(self.settings).prepare, self.settings.encode.image_deadline_s
         for image, outcome in prepare_images(self.images_of(shard_id), prepare, worker, deadline_s):
             states[outcome.state if isinstance(outcome, ImageRejected) else "ok"] += 1
             if isinstance(outcome, PreparedImage):
                 blocks.append(self._draw(image, outcome))
         table = pa.concat_tables(blocks)
         priorities = table.select(SAMPLED_PRIORITIES.names)
-        return ShardResult(tables={PATCHES: table, PRIORITIES: priorities}, states=states)
+        return ShardResult(tables={PATCHES_STAGE: table, PRIORITIES_STAGE: priorities}, states=states)
 
     def _draw(self, image: PlannedImage, prepared: PreparedImage) -> pa.Table:
         count = len(prepared.patches)
@@ -92,10 +91,10 @@ class SampledPatches:
     @cached_property
     def priorities(self) -> np.ndarray:
         """Of the set, ascending."""
-        tables = [read_table(self.run.store, one.files[PRIORITIES]) for one in self.commits.values()]
+        tables = [read_table(self.run.store, one.files[PRIORITIES_STAGE]) for one in self.commits.values()]
         priorities = np.concatenate([table.column("priority").to_numpy() for table in tables])
         if len(priorities) == 0:
-            raise WorkFailed(f"{self.run.url}: no sampled image gave a patch")
+            raise RunFailed(f"{self.run.url}: no sampled image gave a patch")
         return np.sort(priorities)[: self.count]
 
     def __len__(self) -> int:
@@ -103,7 +102,7 @@ class SampledPatches:
 
     def read_shard(self, shard_id: int) -> tuple[np.ndarray, np.ndarray]:
         """Patches (N, S, S, 3) uint8 of one sample shard that belong to the set, with their priorities."""
-        table = read_table(self.run.store, self.commits[shard_id].files[PATCHES])
+        table = read_table(self.run.store, self.commits[shard_id].files[PATCHES_STAGE])
         last = pa.scalar(int(self.priorities[-1]), pa.uint64())
         table = table.filter(pc.less_equal(table.column("priority"), last))
         data = b"".join(table.column("patch").to_pylist())

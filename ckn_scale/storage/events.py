@@ -26,7 +26,7 @@ _FLUSH_S = 5.0
 class EventLog:
     """Events of all writers of a run. Safe in threads; a failing store costs a warning, not the run."""
 
-    def __init__(self, store: Store, prefix: str = "events") -> None:
+    def __init__(self, store: Store, prefix: str) -> None:
         self.store = store
         self.prefix = prefix
         self._writer = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{new_attempt()[:12]}"
@@ -56,8 +56,13 @@ class EventLog:
 
     def read_all(self) -> list[dict[str, Any]]:
         """The events of every writer, oldest first; a torn line is passed over."""
-        texts = map_in_threads(self._read_text, self.store.list(self.prefix))
-        events = [event for text in texts for line in text.splitlines() if (event := _parse(line))]
+        texts = map_in_threads(self.store.read, self.store.list(self.prefix))
+        events = [
+            event
+            for text in texts
+            for line in text.decode(errors="replace").splitlines()
+            if (event := _parse(line))
+        ]
         return sorted(events, key=lambda event: (event["at"], event["n"]))
 
     def _is_due(self) -> bool:
@@ -83,9 +88,6 @@ class EventLog:
             return
         self._num_flushes += 1
         self.store.write_new(f"{self.prefix}/{self._writer}-{self._num_flushes:06d}.jsonl", data)
-
-    def _read_text(self, path: str) -> str:
-        return self.store.read(path).decode(errors="replace")
 
 
 def _parse(line: str) -> dict[str, Any] | None:

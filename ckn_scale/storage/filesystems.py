@@ -86,7 +86,7 @@ def _make_filesystem(protocol: str, url: str) -> Any:
     except ValueError as error:
         raise InputError(f"{url}: {error}") from error
     if protocol in ("s3", "s3a"):
-        filesystem.retries = 1  # ours count and wait for all stores alike
+        filesystem.retries = 1  # ours count and wait for all stores
     return filesystem
 
 

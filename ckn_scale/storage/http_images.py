@@ -189,7 +189,7 @@ class _Passing(Exception):
 
 
 class _NoAnswer(Exception):
-    """No connection, or one that broke or fell silent; `is_of_host`: other URLs there would fare alike."""
+    """No connection, or one that broke or fell silent; `is_of_host`: other URLs there would fail, too."""
 
     def __init__(self, url: str, error: Exception, *, at_all: bool) -> None:
         super().__init__(" ".join(f"{type(error).__name__}: {error}".split())[:300])

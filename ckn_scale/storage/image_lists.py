@@ -21,16 +21,8 @@ from ckn_scale.storage.kept_columns import Cell
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
 URI_COLUMNS = (
-    "uri",
-    "url",
-    "path",
-    "image_path",
-    "image_url",
-    "file",
-    "filename",
-    "file_name",
-    "image",
-    "key",
+    *("uri", "url", "path", "image_path", "image_url"),
+    *("file", "filename", "file_name", "image", "key"),
 )
 Row = tuple[str, dict[str, Any] | None]
 _ROWS_AT_ONCE = 8192
@@ -59,6 +51,7 @@ def resolve(uri: str, list_url: str) -> str:
 
 
 def check_kept(keep: Sequence[str], names: Sequence[str], where: str) -> None:
+    """InputError when a list or table has not all the columns to keep."""
     missing = [name for name in keep if name not in names]
     if missing:
         raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(names)}")
@@ -91,7 +84,9 @@ def _read_parquet(file: InputFile, keep: Sequence[str]) -> Iterator[Row]:
         check_kept(keep, table.schema_arrow.names, file.url)
         wanted = list(dict.fromkeys([column, *keep]))
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
-            yield from _parquet_rows(batch.to_pylist(), column, keep, file.url)
+            for row in batch.to_pylist():
+                if row[column]:
+                    yield resolve(row[column], file.url), {name: row[name] for name in keep} or None
 
 
 def open_table(file: InputFile, handle: Any) -> Any:
@@ -110,14 +105,6 @@ def raise_if_broken(file: InputFile, error: Exception) -> None:
         raise BrokenContainer(f"{file.url} is not a whole Parquet file: {said}") from error
 
 
-def _parquet_rows(
-    rows: list[dict[str, Any]], column: str, keep: Sequence[str], list_url: str
-) -> Iterator[Row]:
-    for row in rows:
-        if row[column]:
-            yield resolve(row[column], list_url), {name: row[name] for name in keep} or None
-
-
 def _uri_column(names: Sequence[str], where: str) -> str:
     """The column with the URIs: by name, or the only one there is."""
     by_lower_name = {name.lower(): name for name in names}
@@ -133,7 +120,7 @@ def _uri_column(names: Sequence[str], where: str) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _open_text(file: InputFile) -> io.TextIOWrapper:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 
 from ckn_scale.errors import ImageRejected, InputError, TransientStoreError
-from ckn_scale.storage import image_lists, image_tables, tar_members
+from ckn_scale.storage import image_lists, image_tables, tars
 from ckn_scale.storage.filesystems import normalise_url, split_protocol
 from ckn_scale.storage.http_images import HttpImages, is_http
 from ckn_scale.storage.image_refs import IMAGE_EXTENSIONS, BrokenContainer, ImageRef, extension
@@ -98,7 +98,7 @@ def _read_once(uri: str, etag: str) -> bytes:
         return InputFile(normalise_url(uri)).read()
     file = InputFile(normalise_url(match["file"]))
     if match["kind"].lower() == "tar":
-        return tar_members.read_member(file, match["member"], etag)
+        return tars.read_member(file, match["member"], etag)
     return image_tables.read_row(file, match["member"])
 
 
@@ -132,7 +132,7 @@ def _list_named_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]
         "txt": _list_text,
         "csv": _list_rows,
         "tsv": _list_rows,
-        "tar": tar_members.list_members,
+        "tar": tars.list_members,
         "parquet": _list_parquet,
         "pq": _list_parquet,
     }
@@ -158,7 +158,7 @@ def _list_found_files(files: Iterable[InputFile], keep: Sequence[str]) -> Iterat
 
 
 def _scan_tar(file: InputFile, keep: Sequence[str]) -> list[ImageRef]:
-    return list(tar_members.list_members(file, keep))
+    return list(tars.list_members(file, keep))
 
 
 def _list_found_file(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
@@ -193,7 +193,7 @@ def _list_rows(file: InputFile, keep: Sequence[str]) -> Iterator[ImageRef]:
 
 
 def _check_names(rows: Iterator[image_lists.Row], file: InputFile) -> Iterator[image_lists.Row]:
-    """The rows of a list. InputError when none of its first names stands for a file: one that is missing
+    """The rows of a list. InputError when none of its first names is a file: one that is missing
     is a row, but a list that was made for another folder is a mistake."""
     first = list(islice(rows, _NAMES_CHECKED))
     stores = {"file", split_protocol(file.url)[0]} - {"http", "https"}
@@ -201,7 +201,7 @@ def _check_names(rows: Iterator[image_lists.Row], file: InputFile) -> Iterator[i
     if first and len(near) == len(first) and not any(image_exists(uri) for uri in near):
         count = "no name" if len(first) < _NAMES_CHECKED else f"none of the first {_NAMES_CHECKED} names"
         raise InputError(
-            f"{count} in {file.url} stands for a file: the first was looked for at {first[0][0]}. "
+            f"{count} in {file.url} is a file: the first was looked for at {first[0][0]}. "
             "Relative names count from the folder of the list: move the list, or write full paths"
         )
     return chain(first, rows)
@@ -216,4 +216,4 @@ def _expand(rows: Iterator[image_lists.Row], keep: Sequence[str]) -> Iterator[Im
         entry = stat_input(uri)
         if entry is None:
             raise InputError(f"{uri} does not exist")
-        yield from tar_members.list_members(entry, keep)
+        yield from tars.list_members(entry, keep)

@@ -59,7 +59,7 @@ def read_row(file: InputFile, member: str) -> bytes:
         value = value.get("bytes")
     if not value:
         raise ImageRejected("empty", f"row {int(member)} of {file.url} has no bytes")
-    return value
+    return bytes(value)
 
 
 def _read_beside(file: InputFile, row: int, path: str) -> bytes:
@@ -118,7 +118,7 @@ def _image_column(schema: pa.Schema) -> str | None:
     """The column of images: a {bytes, path} struct, a binary one of a known name, or the only binary one."""
     for field in schema:
         if pa.types.is_struct(field.type) and {"bytes", "path"} <= {child.name for child in field.type}:
-            return field.name
+            return str(field.name)
     binary = [field.name for field in schema if _is_binary(field.type)]
     for name in BYTES_COLUMNS:
         if name in binary:
@@ -127,7 +127,7 @@ def _image_column(schema: pa.Schema) -> str | None:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _row_uri(file: InputFile, row: int) -> str:

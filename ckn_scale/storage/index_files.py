@@ -10,33 +10,25 @@ which names the manifest and its sha256; the manifest vouches for everything bel
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
+from ckn_scale.storage.run_folder import index_shard_path, manifest_path
+from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile, read_file, write_file
 
-if TYPE_CHECKING:
-    from ckn_scale.storage.store import Store
-
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 METRIC = "inner_product"
 SIDE_COLUMNS = pa.schema([("image_id", pa.int64()), ("uri", pa.string()), ("thumbnail", pa.binary())])
 ROWS_PER_BATCH = 4096  # keeps 32-bit offsets enough for thumbnails
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    path: str  # below the run's root
-    sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,7 @@ class IndexManifest:
     build: str
     dim: int
     rows: int
-    models: Mapping[str, Mapping[str, Any]]  # name → {"path", "sha256"}: what encodes a query
+    models: Mapping[str, StoredFile]  # by name: what encodes a query
     shards: tuple[IndexShard, ...]
     kind: str = "exact"  # or "signs": which class of core opens the shards
     metric: str = METRIC
@@ -84,11 +76,11 @@ def make_side_table(
 def write_index_shard(store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table) -> IndexShard:
     """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order."""
     ids = _check_side_table(table)
-    name = f"{folder}/shard-{shard_id:05d}"
+    index_path, table_path = (index_shard_path(folder, shard_id, kind) for kind in ("faiss", "arrow"))
     return IndexShard(
         shard=shard_id,
-        index=_write_file(store, f"{name}.faiss", index),
-        table=_write_file(store, f"{name}.arrow", _serialise_table(table)),
+        index=write_file(store, index_path, index, len(ids)),
+        table=write_file(store, table_path, _serialise_table(table), len(ids)),
         rows=len(ids),
         first_id=int(ids[0]) if len(ids) else -1,
         last_id=int(ids[-1]) if len(ids) else -1,
@@ -99,21 +91,17 @@ def write_manifest(store: Store, folder: str, manifest: IndexManifest) -> Stored
     """Write the manifest last, once all shards are durable; its sha256 belongs into the version record."""
     _check_manifest(manifest)
     body = json.dumps(asdict(manifest), sort_keys=True, indent=1, ensure_ascii=False)
-    return _write_file(store, f"{folder}/manifest.json", body.encode())
+    return write_file(store, manifest_path(folder), body.encode(), manifest.rows)
 
 
-def read_manifest(store: Store, path: str, sha256: str) -> IndexManifest:
-    """The manifest that a version names; DataDamaged when it is missing or has other bytes."""
-    try:
-        data = store.read(path)
-    except FileNotFoundError as error:
-        raise DataDamaged(f"{path} is missing, but a published version names it") from error
-    check_sha256(data, sha256, path)
-    body = json.loads(data)
+def read_manifest(store: Store, file: StoredFile) -> IndexManifest:
+    """The manifest that a version names; CorruptData when it is missing or has other bytes."""
+    body = json.loads(read_file(store, file))
     if body["format"] != MANIFEST_FORMAT:
-        raise DataDamaged(f"{path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
+        raise CorruptData(f"{file.path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
-    manifest = IndexManifest(shards=shards, **body)
+    models = {name: StoredFile(**model) for name, model in body.pop("models").items()}
+    manifest = IndexManifest(shards=shards, models=models, **body)
     _check_manifest(manifest)
     return manifest
 
@@ -121,17 +109,6 @@ def read_manifest(store: Store, path: str, sha256: str) -> IndexManifest:
 def open_side_table(path: Path) -> pa.Table:
     """A side table from a local file, memory-mapped: only the rows that are asked for are read."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-def check_sha256(data: bytes, sha256: str, path: str) -> None:
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise DataDamaged(f"{path} has sha256 {found[:16]}…, recorded was {sha256[:16]}…")
-
-
-def _write_file(store: Store, path: str, data: bytes) -> StoredFile:
-    store.write_new(path, data)
-    return StoredFile(path, hashlib.sha256(data).hexdigest(), len(data))
 
 
 def _serialise_table(table: pa.Table) -> bytes:
@@ -143,7 +120,7 @@ def _serialise_table(table: pa.Table) -> bytes:
         for start in range(0, len(table), ROWS_PER_BATCH):
             rows = table.slice(start, ROWS_PER_BATCH)
             writer.write_table(rows.take(pa.array(range(len(rows)))).combine_chunks())
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _check_side_table(table: pa.Table) -> np.ndarray:
@@ -152,7 +129,7 @@ def _check_side_table(table: pa.Table) -> np.ndarray:
             raise ValueError(
                 f"a side table needs the column {column.name}: {column.type}, got {table.schema}"
             )
-    ids = table.column("image_id").to_numpy()
+    ids: np.ndarray = table.column("image_id").to_numpy()
     if (np.diff(ids) <= 0).any():
         raise ValueError("the side table's image_id must ascend strictly")
     return ids

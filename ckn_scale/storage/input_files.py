@@ -1,4 +1,13 @@
-"""Input files on any fsspec store: found without holding a listing in memory, read whole or by range."""
+"""Files that a user names: one by its URL, those below a folder, those that match a glob.
+
+A listing of a disk or a store never yields:
+
+* names that begin with a dot, files and folders: thumbnails, trash, the shadow files of other systems;
+* run folders, whose tables hold thumbnails and patches that are no images of the user;
+* what is not a regular file: a FIFO or a device would be waited for (`InputFile.is_special`).
+
+That applies below the folder that was named. What a user or a list names itself is taken.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +30,19 @@ from ckn_scale.storage.filesystems import (
     open_filesystem,
     split_protocol,
 )
-from ckn_scale.storage.image_refs import ImageRef
-from ckn_scale.storage.left_out import RunFolders, check_no_run, is_hidden
+from ckn_scale.storage.image_refs import ImageRef, extension
 from ckn_scale.storage.local_files import open_regular
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 from ckn_scale.storage.run_folder import holds_run
 
+_FOLDERS_KNOWN = 100_000  # a few megabytes of names
 _GLOB = re.compile(r"[*?\[]")
 _LIST_RETRY = RetryPolicy()
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file by its URL; size and etag where the listing told them."""
+    """A file by its URL; size and etag where the listing has them."""
 
     url: str
     size_bytes: int = -1
@@ -53,12 +62,12 @@ class InputFile:
         if is_local_url(self.url):
             with open_regular(self.path) as file:
                 return file.read()
-        return open_filesystem(self.url).cat_file(self.url)
+        return bytes(open_filesystem(self.url).cat_file(self.url))
 
     def read_range(self, start: int, length: int) -> bytes:
         """Fewer bytes at the end of the file."""
         if not is_local_url(self.url):
-            return open_filesystem(self.url).cat_file(self.url, start=start, end=start + length)
+            return bytes(open_filesystem(self.url).cat_file(self.url, start=start, end=start + length))
         with open_regular(self.path) as file:
             file.seek(start)
             return file.read(length)
@@ -78,7 +87,7 @@ def is_glob(source: str) -> bool:
 
 
 def stat_input(url: str) -> InputFile | None:
-    """What stands at `url`; None when nothing does. InputError when the store refuses us."""
+    """What is at `url`; None when nothing is. InputError when the store refuses us."""
     url = normalise_url(url)
     if is_local_url(url):
         return _stat_local(_local_path(url))
@@ -90,7 +99,7 @@ def stat_input(url: str) -> InputFile | None:
 
 
 def find_files(folder_url: str) -> Iterator[InputFile]:
-    """Every file below a folder that a listing may yield (`left_out`), in no order, page by page."""
+    """Every file below a folder that a listing may yield, in no order, page by page; InputError for a run."""
     check_no_run(folder_url)
     protocol, path = split_protocol(folder_url)
     if protocol == "file":
@@ -111,6 +120,42 @@ def expand_glob(pattern: str) -> Iterator[InputFile]:
         yield file
     if not found:
         raise InputError(f"no file matches {pattern}")
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a relative path has a name that begins with a dot; `.` and `..` are none."""
+    return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
+
+
+def check_no_run(folder: str) -> None:
+    """InputError for a run folder that was given for one of images."""
+    if holds_run(folder):
+        raise InputError(f"{folder} is a run folder, not one of images: name the folder that has the images")
+
+
+class RunFolders:
+    """Which folders below `root` are runs or lie in one; remembered, as neighbours share them."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._is_local = is_local_url(root)
+        self._known: dict[str, bool] = {}
+
+    def hold_folder(self, folder: str) -> bool:
+        if len(folder) <= len(self.root):
+            return False
+        if folder not in self._known:
+            if len(self._known) >= _FOLDERS_KNOWN:
+                self._known.clear()
+            self._known[folder] = self.hold_folder(folder.rpartition("/")[0]) or holds_run(folder)
+        return self._known[folder]
+
+    def hold_file(self, url: str) -> bool:
+        # To ask a store about every folder would be as many requests as there are folders. Of what a run
+        # writes only tables would be taken for images, so there only their folders are asked about.
+        if not self._is_local and extension(url) not in ("parquet", "pq"):
+            return False
+        return self.hold_folder(url.rpartition("/")[0])
 
 
 def _glob_local(pattern: str) -> Iterator[InputFile]:

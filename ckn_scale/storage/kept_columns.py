@@ -1,4 +1,4 @@
-"""Columns that travel from a list to the hits: their names and types, settled while a plan is made.
+"""Columns that travel from a list to the hits: their names and types, resolved while a plan is made.
 
 A column has one type for the whole run: bool, int (64 bit), float or text. What a source gives decides:
 its own types, and for a CSV, which has none, what all of its cells can be read as. Mixed values become
@@ -68,7 +68,7 @@ class KeptColumns:
             columns = {name: self._take(name, given.get(name), ref.uri) for name in self.names}
             yield ImageRef(ref.uri, ref.size_bytes, ref.etag, columns or None)
 
-    def settle(self, before: Mapping[str, str] | None) -> dict[str, str]:
+    def resolve_types(self, before: Mapping[str, str] | None) -> dict[str, str]:
         """The type of every column of the run; `before` are those of its plan so far, None without one.
 
         InputError when what was seen does not fit the plan.

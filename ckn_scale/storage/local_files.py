@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ckn_scale.errors import InputError, StoreUnfit
+from ckn_scale.errors import InputError, UnsupportedStore
 
 TEMP_PREFIX = ".new-"  # never listed: what is left of a write that was killed
 
@@ -131,5 +131,7 @@ def _link(temp: Path, target: Path) -> None:
         raise
     except OSError as error:
         if error.errno in (1, 95):  # EPERM, ENOTSUP: exFAT, some FUSE mounts
-            raise StoreUnfit(f"{target.parent} has no hard links ({error}): use another disk") from error
+            raise UnsupportedStore(
+                f"{target.parent} has no hard links ({error}): use another disk"
+            ) from error
         raise

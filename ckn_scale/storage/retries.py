@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ckn_scale.errors import InputError, StoreUnfit, TransientStoreError
+from ckn_scale.errors import InputError, TransientStoreError, UnsupportedStore
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ _TRANSIENT_ERRNO = {
 }
 _FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNUSABLE = {  # paths that no second try makes good
-    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.ENOTDIR: "a file is where a folder is needed",
     errno.EROFS: "its file system is read-only",
     errno.ENAMETOOLONG: "its name is too long",
     errno.ELOOP: "its links form a loop",
@@ -102,7 +102,7 @@ def explain(error: BaseException, where: str) -> BaseException:
     if is_refused(error):
         return InputError(f"access to {where} was refused ({_one_line(error)}): check keys and permissions")
     if isinstance(error, OSError) and error.errno in _FULL_ERRNO:
-        return StoreUnfit(f"no room to write {where} ({_one_line(error)}): free space and run again")
+        return UnsupportedStore(f"no room to write {where} ({_one_line(error)}): free space and run again")
     if isinstance(error, OSError) and error.errno in _UNUSABLE:
         return InputError(f"{where} cannot be used: {_UNUSABLE[error.errno]}; name another folder")
     return error

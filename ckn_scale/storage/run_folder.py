@@ -1,36 +1,64 @@
 """A run is a folder; this is the only file that knows the names inside it.
 
-run.json                            settings and format, created first
-plan/000001.json                    plan segments
-numerics/000001.json                with which arithmetic the run is computed
-images/000001-<attempt>/00000.parquet
-background/000001.json              photographs that are not indexed, from which the reduction is learned
-models/<name>-<sha16>.safetensors   + .json for people; models/000001.json generations
-<stage>/00012-<attempt>.parquet     samples, vectors, descriptors, thumbnails
-commits/<step>/00012.1.json         shard 12, generation 1
-index/<number>-<attempt>/…          immutable index shards, numbered by their content
-index/<build>-<attempt>/…           manifests of builds; index/000007.json published versions
-events/…  nonces/…
+run.json                                          settings and format, created first
+numerics/000001.json                              with which arithmetic the run is computed
+plan/000001.json                                  segments of the plan
+images/000001-<attempt>/00000-<attempt>.parquet   the images of segment 1
+samples/images/00001-<attempt>.parquet            those of them that the models are learned from
+queries/images/00001-<attempt>.parquet            those of them that a version may be asked for
+background/000001.json, 00001-<attempt>.parquet   photographs that are not indexed, for the reduction
+samples/<stage>/00012-<attempt>.parquet           patches, priorities, subpatches, descriptors, vlads/0000
+models/<name>-<sha16>.safetensors                 one model, and .json for people
+models/000001.json                                generations: all models of the run at once
+<stage>/00012-<attempt>.parquet                   vectors, descriptors, thumbnails of encoded images
+index/<number>-<attempt>/shard-00000.faiss        index shards, numbered by their content; .arrow beside
+index/<build>-<attempt>/manifest.json             what a build is made of
+index/000007.json                                 published versions
+queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parquet   what was asked of one
+commits/<step>/00012.1.json                       shard 12 of a step, generation 1
+events/…  nonces/…                                for people; for the handshake with workers
+
+Numbers and generations of records are given by `records.py` and `shards.py`, in the folders named here;
+`self-test/` is there while `store.py` tries what a store can do.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ckn_scale.errors import DataDamaged, InputError, RunMismatch
+import pyarrow as pa
+
+from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.storage.events import EventLog
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
+from ckn_scale.storage.run_records import Background, Generation, Numerics, Segment, Version
 from ckn_scale.storage.shards import ShardLog
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import StoredFile, write_table
 
-FORMAT = 2
+FORMAT = 3
 RUN_RECORD = "run.json"
+# Stages: folders of Parquet files. Segments and the background record name those of the first four,
+# commits those of the others.
+IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/images"
+BACKGROUND_STAGE = "background"
+PATCHES_STAGE, PRIORITIES_STAGE = "samples/patches", "samples/priorities"
+SUBPATCHES_STAGE, SAMPLE_DESCRIPTORS_STAGE = "samples/subpatches", "samples/descriptors"
+VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE = "vectors", "descriptors", "thumbnails"
+# Steps whose records are looked up where their classes are not imported: torch takes seconds.
+SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"
+PLANT_QUERIES, CERTIFY_INDEX = "plant_queries", "certify_index"
+
+_SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<number>\d{5,})-[0-9a-f]+\.parquet")
+_SEGMENT_FILE = re.compile(IMAGES_STAGE + r"/(?P<number>\d{6,})-[0-9a-f]+/.+")
+_INDEX_FILE = re.compile(r"index/(?P<number>\d{5,})-[0-9a-f]+/shard-\d{5,}\..+")
 _RUN_RECORD_BYTES = 1 << 20  # ours have some thousand
 _MISSING = "(not set)"
 _DIFFERENCES_SHOWN = 5
@@ -44,11 +72,11 @@ class RunFolder:
         self.url = store.url
         self.body = body
         self.settings: dict[str, Any] = body["settings"]
-        self.plan = RecordLog(store, "plan")
-        self.background = RecordLog(store, "background")
-        self.models = RecordLog(store, "models")
-        self.numerics = RecordLog(store, "numerics")
-        self.versions = RecordLog(store, "index")
+        self.plan = RecordLog(store, "plan", Segment)
+        self.background = RecordLog(store, "background", Background)
+        self.models = RecordLog(store, "models", Generation)
+        self.numerics = RecordLog(store, "numerics", Numerics)
+        self.versions = RecordLog(store, "index", Version)
         self._commits: dict[str, ShardLog] = {}
 
     @classmethod
@@ -58,8 +86,8 @@ class RunFolder:
         store.self_test()
         wanted = _as_json(settings)
         body = {**(extra or {}), "format": FORMAT, "settings": wanted, "created_at": time.time()}
-        standing = create_record(store, RUN_RECORD, body).body
-        run = cls._checked(store, standing)
+        recorded = create_record(store, RUN_RECORD, body).record
+        run = cls._checked(store, recorded)
         _check_settings(store.url, run.settings, wanted)
         return run
 
@@ -80,15 +108,28 @@ class RunFolder:
         """The steps that have commit records."""
         return self.store.list_folders("commits")
 
-    def data_path(self, stage: str, shard_id: int, attempt: str, ext: str = "parquet") -> str:
-        return f"{stage}/{shard_id:05d}-{attempt}.{ext}"
+    def list_samples(self) -> list[str]:
+        """The files that the models were learned from."""
+        return [path for path in self.store.list("samples") if is_of_sample(path)]
 
-    def images_path(self, segment: int, attempt: str, part: int) -> str:
-        """One file of the list of images that plan segment `segment` froze."""
-        return f"images/{segment:06d}-{attempt}/{part:05d}.parquet"
+    def data_path(self, stage: str, shard_id: int, attempt: str) -> str:
+        return f"{stage}/{shard_id:05d}-{attempt}.parquet"
 
-    def index_folder(self, build: str, attempt: str) -> str:
-        return f"index/{build}-{attempt}"
+    def write_table(self, stage: str, shard_id: int, attempt: str, table: pa.Table) -> StoredFile:
+        """One shard of a stage as Parquet; equal tables give equal bytes."""
+        return write_table(self.store, self.data_path(stage, shard_id, attempt), table)
+
+    def index_folder(self, name: str | int, attempt: str) -> str:
+        """Of an index shard, by its number, or of the manifest of a build."""
+        return f"index/{name}-{attempt}"
+
+    def draw_path(self, draw: str) -> str:
+        """Which images a version is asked for."""
+        return f"queries/{draw}.json"
+
+    def outcomes_path(self, draw: str, attempt: str) -> str:
+        """What became of the queries of a draw."""
+        return f"queries/{draw}-outcomes-{attempt}.json"
 
     @cached_property
     def events(self) -> EventLog:
@@ -126,7 +167,7 @@ class RunFolder:
                 "index its images into another folder"
             )
         if not isinstance(body.get("settings"), dict):
-            raise DataDamaged(f"{store.address(RUN_RECORD)} has no settings")
+            raise CorruptData(f"{store.address(RUN_RECORD)} has no settings")
         return cls(store, body)
 
 
@@ -149,13 +190,79 @@ def holds_run(url: str) -> bool:
     return isinstance(body, dict) and {"format", "settings", "checksum"} <= body.keys()
 
 
+def segment_stage(number: int, attempt: str) -> str:
+    """The files of one segment of the plan."""
+    return f"{IMAGES_STAGE}/{number:06d}-{attempt}"
+
+
+def sampled_vlads_stage(block: int) -> str:
+    """One block of columns of the VLADs that the reduction is learned on."""
+    return f"samples/vlads/{block:04d}"
+
+
+def planted_stage(draw: str) -> str:
+    """The planted queries of one draw."""
+    return f"queries/{draw}"
+
+
+def model_path(name: str, sha256: str) -> str:
+    return f"models/{name}-{sha256[:16]}.safetensors"
+
+
+def description_path(model: str) -> str:
+    """The copy of a model's description for people, beside the model."""
+    return model.removesuffix("safetensors") + "json"
+
+
+def split_generation_url(url: str) -> tuple[str, int | None]:
+    """A run and one of its generations, from the url of the record `models/000001.json`; None: the latest.
+
+    InputError when it is a .json file, but not one of these.
+    """
+    if not url.endswith(".json"):
+        return url, None
+    run_url, _, record = url.rpartition("/models/")
+    number = record.removesuffix(".json")
+    if not number.isdigit():
+        raise InputError(f"{url} is no record of models: give a run, or its models/000001.json")
+    return run_url, int(number)
+
+
+def index_shard_path(folder: str, position: int, suffix: str) -> str:
+    return f"{folder}/shard-{position:05d}.{suffix}"
+
+
+def manifest_path(folder: str) -> str:
+    return f"{folder}/manifest.json"
+
+
+def is_of_sample(path: str) -> bool:
+    """Whether models are learned from this file; the list of the sampled images is needed afterwards, too."""
+    return path.startswith("samples/") and not path.startswith(f"{SAMPLE_STAGE}/")
+
+
+def parse_data_path(path: str) -> tuple[str, int] | None:
+    """What a data file belongs to: (stage, shard), (`images`, segment) or (`build_index`, index shard).
+
+    None when it is no data file.
+    """
+    if match := _SEGMENT_FILE.fullmatch(path):
+        return IMAGES_STAGE, int(match["number"])
+    if match := _SHARD_FILE.fullmatch(path):
+        return match["stage"], int(match["number"])
+    if match := _INDEX_FILE.fullmatch(path):
+        return BUILD_INDEX, int(match["number"])
+    return None
+
+
 def _nonce_path(nonce: str) -> str:
     return f"nonces/{nonce}"
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as a record gives them back: tuples become lists."""
-    return json.loads(json.dumps(settings, allow_nan=False))
+    parsed: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
+    return parsed
 
 
 def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -175,7 +282,7 @@ def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": [1]}} → {"a.b.0": 1}; empty containers stand for themselves."""
+    """{"a": {"b": [1]}} → {"a.b.0": 1}; empty containers are values."""
     if isinstance(value, dict) and value:
         pairs = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and value:

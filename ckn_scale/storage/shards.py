@@ -1,44 +1,29 @@
-"""Shards: immutable data files, and the commit records that make them count.
+"""Commits: the records that make the files of a shard count.
 
-A data file has a name that only its attempt uses, and is durable before the record that names it.
 Readers open only files that a valid record names. Repair and retry create the next generation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import READERS, create_record, map_in_threads, read_record
 from ckn_scale.storage.store import Store
-
-if TYPE_CHECKING:
-    from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.stored_files import StoredFile
 
 _SHARED: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
 _COMMIT_NAME = re.compile(r"(\d{5,})\.(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
-    path: str
-    sha256: str
-    rows: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
-    """One shard of one step, done: what was written, by whom, and what it stands in for.
+    """One shard of one step, done: what was written, by whom, and what it replaces.
 
     A process holds those of all shards, 10⁵ and more, so what repeats is held once; none is ever altered.
     """
@@ -48,7 +33,7 @@ class Commit:
     generation: int
     attempt: str
     fingerprint: str
-    files: dict[str, DataFile]  # by stage
+    files: dict[str, StoredFile]  # by stage
     states: dict[str, int] = field(default_factory=dict)
     worker: dict[str, Any] = field(default_factory=dict)  # host, pid, device
     seconds: float = 0.0
@@ -62,17 +47,17 @@ class Commit:
 
     @classmethod
     def from_body(cls, body: dict[str, Any], where: str) -> Commit:
-        """DataDamaged when the body is not that of a commit."""
+        """CorruptData when the body is not that of a commit."""
         try:
             known = {name: body[name] for name in cls.__slots__ if name in body}
             for name in ("step", "fingerprint"):
                 known[name] = sys.intern(known[name])
             for name in ("states", "worker", "report"):
                 known[name] = _share(known.get(name, {}))
-            files = {sys.intern(stage): DataFile(**entry) for stage, entry in known.pop("files").items()}
+            files = {sys.intern(stage): StoredFile(**entry) for stage, entry in known.pop("files").items()}
             return cls(files=files, **known)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DataDamaged(f"{where} is not a commit record ({error})") from error
+            raise CorruptData(f"{where} is not a commit record ({error})") from error
 
 
 class ShardLog:
@@ -107,12 +92,12 @@ class ShardLog:
                 self._read(shard_id, generation)
             except FileNotFoundError:
                 return self._known.get(shard_id)
-            except DataDamaged:
-                pass  # the one before stands
+            except CorruptData:
+                pass  # the one before it counts
             generation += 1
 
     def commit(self, offered: Commit) -> tuple[Commit, bool]:
-        """Make a shard count: (the commit that stands, whether it is the one offered).
+        """Make a shard count: (the commit that counts, whether it is the one offered).
 
         An invalid record keeps its generation, so the offer moves on to the next one.
         """
@@ -120,12 +105,13 @@ class ShardLog:
             path = self.path(offered.shard_id, offered.generation)
             try:
                 created = create_record(self.store, path, offered.to_body())
-            except DataDamaged as error:
-                offered = _after_damage(offered, str(error))
+            except CorruptData as error:
+                damaged, reason = offered.generation, offered.reason or str(error)
+                offered = replace(offered, generation=damaged + 1, supersedes=damaged, reason=reason)
                 continue
             if created.won:
-                return Commit.from_body(created.body, path), True
-            return self.get(offered.shard_id) or Commit.from_body(created.body, path), False
+                return Commit.from_body(created.record, path), True
+            return self.get(offered.shard_id) or Commit.from_body(created.record, path), False
 
     def _list(self) -> tuple[set[int], dict[int, list[int]]]:
         """The shards that have records, and the generations of each above the one that is known."""
@@ -145,14 +131,14 @@ class ShardLog:
             try:
                 self._read(shard_id, generation)
                 return
-            except (DataDamaged, FileNotFoundError):
+            except (CorruptData, FileNotFoundError):
                 continue
 
     def _read(self, shard_id: int, generation: int) -> None:
         path = self.path(shard_id, generation)
         commit = Commit.from_body(read_record(self.store, path), path)
         if (commit.step, commit.shard_id, commit.generation) != (self.step, shard_id, generation):
-            raise DataDamaged(f"{path} holds the record of another shard or generation")
+            raise CorruptData(f"{path} holds the record of another shard or generation")
         self._known[shard_id] = commit
 
 
@@ -164,34 +150,7 @@ def _share(words: dict[str, Any]) -> dict[str, Any]:
         return words
 
 
-def write_data(store: Store, path: str, data: bytes, rows: int) -> DataFile:
-    """Write a data file under its attempt's name; durable on return."""
-    store.write_new(path, data)
-    return DataFile(path, hashlib.sha256(data).hexdigest(), rows, len(data))
-
-
-def read_data(store: Store, file: DataFile) -> bytes:
-    """The bytes that were recorded; DataDamaged when they are others or gone."""
-    try:
-        data = store.read(file.path)
-    except FileNotFoundError as error:
-        raise DataDamaged(f"{store.address(file.path)} is gone, though a record names it") from error
-    if len(data) != file.size_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise DataDamaged(f"{store.address(file.path)} is damaged: its sha256 is not the recorded one")
-    return data
-
-
-def find_damage(store: Store, files: Iterable[DataFile]) -> str | None:
-    """What is wrong with the first file whose bytes are not the recorded ones; None when all are well."""
-    for file in files:
-        try:
-            read_data(store, file)
-        except DataDamaged as error:
-            return str(error)
-    return None
-
-
-def find_misfits(store: Store, commits: Iterable[Commit]) -> list[int]:
+def find_size_mismatches(store: Store, commits: Iterable[Commit]) -> list[int]:
     """Shards with a file that is gone or has another size: found by listing, without reading any."""
     commits = list(commits)
     folders = {file.path.split("/")[0] for commit in commits for file in commit.files.values()}
@@ -201,37 +160,3 @@ def find_misfits(store: Store, commits: Iterable[Commit]) -> list[int]:
         for commit in commits
         if any(sizes.get(file.path) != file.size_bytes for file in commit.files.values())
     ]
-
-
-def write_table(run: RunFolder, stage: str, shard_id: int, attempt: str, table: pa.Table) -> DataFile:
-    """Write one shard of a stage as Parquet; equal tables give equal bytes."""
-    path = run.data_path(stage, shard_id, attempt)
-    return write_data(run.store, path, encode_table(table), table.num_rows)
-
-
-def read_table(store: Store, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table of a data file, its sha256 checked; DataDamaged when it is not what was recorded."""
-    data = read_data(store, file)
-    table = decode_table(data, columns)
-    if table.num_rows != file.rows:
-        raise DataDamaged(f"{store.address(file.path)} has {table.num_rows} rows, {file.rows} were recorded")
-    return table
-
-
-def decode_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """In the calling thread: Arrow's own would still hold the bytes when Python ends, and abort it."""
-    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
-    return file.read(columns=None if columns is None else list(columns), use_threads=False)
-
-
-def encode_table(table: pa.Table) -> bytes:
-    """Parquet bytes: zstd, dictionaries for strings only (vectors and patches do not repeat)."""
-    strings = [column.name for column in table.schema if pa.types.is_string(column.type)]
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.combine_chunks(), sink, compression="zstd", use_dictionary=strings or False)
-    return sink.getvalue().to_pybytes()
-
-
-def _after_damage(offered: Commit, why: str) -> Commit:
-    damaged = offered.generation
-    return replace(offered, generation=damaged + 1, supersedes=damaged, reason=offered.reason or why)

@@ -7,13 +7,14 @@ bytes (I won, even if the reply was lost), it holds another's (I lost), there is
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ckn_scale.errors import InputError, StoreUnfit
+from ckn_scale.errors import InputError, UnsupportedStore
 from ckn_scale.storage import local_files
 from ckn_scale.storage.filesystems import is_local_url, normalise_url, open_filesystem, split_protocol
 from ckn_scale.storage.retries import (
@@ -27,6 +28,19 @@ from ckn_scale.storage.retries import (
 
 SELF_TEST_FOLDER = "self-test"
 _SELF_TEST_WRITERS = 2
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def _retried(method: Callable[Concatenate[Store, P], Result]) -> Callable[Concatenate[Store, P], Result]:
+    """The method, tried again after transient errors; its first argument is the path that errors name."""
+
+    @functools.wraps(method)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        where = self.address(str(args[0])) if args else self.url
+        return call_with_retries(lambda: method(self, *args, **kwargs), self.retry, where)
+
+    return call
 
 
 class Store:
@@ -51,13 +65,22 @@ class Store:
         """The fsspec filesystem of this process; never kept, so that a fork or spawn opens its own."""
         return open_filesystem(self.url)
 
+    @_retried
     def read(self, path: str) -> bytes:
         """All bytes; FileNotFoundError when there is no such file."""
-        return self._retried(path, lambda: self._read_once(path))
+        if not self.is_local:
+            return bytes(self.fs.cat_file(self._key(path)))
+        with open(self.address(path), "rb") as file:
+            return file.read()
 
+    @_retried
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """`length` bytes from `start`; fewer at the end of the file."""
-        return self._retried(path, lambda: self._read_range_once(path, start, length))
+        if not self.is_local:
+            return bytes(self.fs.cat_file(self._key(path), start=start, end=start + length))
+        with open(self.address(path), "rb") as file:
+            file.seek(start)
+            return file.read(length)
 
     def write_new(self, path: str, data: bytes) -> None:
         """Write a file under a name nobody else uses; durable on return. FileExistsError if others did."""
@@ -65,21 +88,43 @@ class Store:
             raise FileExistsError(f"{self.address(path)} exists already with other bytes")
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create-if-absent: True if `path` now holds exactly `data`, False if another's bytes stand."""
+        """Create-if-absent: True if `path` now holds exactly `data`, False if it holds others."""
         return self._create(path, data, trust_reply=False)
 
+    @_retried
     def list(self, prefix: str = "", *, recursive: bool = True) -> list[str]:
         """Relative paths of the files in the folder `prefix`, sorted; empty when there is none."""
-        found = self._retried(prefix, lambda: self._list_once(prefix, recursive))
-        return sorted(found)
+        if self.is_local:
+            names = local_files.walk_names(Path(self.url, _checked(prefix)), recursive=recursive)
+            return sorted(f"{prefix}/{name}" if prefix else name for name in names)
+        start = len(self._root) + 1
+        return sorted(
+            name.lstrip("/")[start:]
+            for name, kind in self._list_entries(prefix, recursive)
+            if kind == "file" and not name.endswith("/")
+        )
 
+    @_retried
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Names of the folders in the folder `prefix`, sorted; nothing below them is listed."""
-        return sorted(self._retried(prefix, lambda: self._list_folders_once(prefix)))
+        if self.is_local:
+            return sorted(local_files.folder_names(Path(self.url, _checked(prefix))))
+        entries = self._list_entries(prefix, recursive=False)
+        return sorted(name.rstrip("/").rpartition("/")[2] for name, kind in entries if kind == "directory")
 
+    @_retried
     def list_sizes(self, prefix: str = "") -> dict[str, int]:
         """Bytes of every file in the folder `prefix` and below, by relative path."""
-        return self._retried(prefix, lambda: self._list_sizes_once(prefix))
+        if self.is_local:
+            sizes = local_files.walk_sizes(Path(self.url, _checked(prefix)))
+            return {f"{prefix}/{name}" if prefix else name: size for name, size in sizes}
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.find(self._key(prefix), detail=True)
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {name.lstrip("/")[start:]: int(entry["size"]) for name, entry in found.items()}
 
     def list_temps(self) -> Sequence[str]:
         """What writes that were killed have left; an object store has no such files."""
@@ -95,18 +140,31 @@ class Store:
             return False
         return True
 
+    @_retried
     def size(self, path: str) -> int:
         """Bytes of a file; FileNotFoundError when there is none."""
-        return self._retried(path, lambda: self._size_once(path))
+        if self.is_local:
+            return local_files.file_size(Path(self.address(path)))
+        entry = self.fs.info(self._key(path))
+        if entry["type"] != "file":
+            raise FileNotFoundError(self.address(path))
+        return int(entry["size"])
 
+    @_retried
     def modified_at(self, path: str) -> float:
         """Seconds since 1970 by the store's clock; FileNotFoundError when there is no such file."""
-        return self._retried(path, lambda: self._modified_once(path))
+        if self.is_local:
+            return Path(self.address(path)).stat().st_mtime
+        return float(self.fs.modified(self._key(path)).timestamp())
 
+    @_retried
     def delete(self, path: str) -> None:
         """Remove a file; none there is fine, so that a repeated delete is."""
         with contextlib.suppress(FileNotFoundError):
-            self._retried(path, lambda: self._delete_once(path))
+            if self.is_local:
+                Path(self.address(path)).unlink()
+            else:
+                self.fs.rm_file(self._key(path))
 
     def local_path(self, path: str) -> Path | None:
         """The file on this machine's disk, for memory-mapping; None on an object store."""
@@ -117,9 +175,9 @@ class Store:
         return f"{self.url}/{_checked(path)}" if path else self.url
 
     def self_test(self) -> None:
-        """StoreUnfit unless exactly one of several creates of one name wins, for all to see."""
+        """UnsupportedStore unless exactly one of several creates of one name wins, for all to see."""
         if split_protocol(self.url)[0] == "memory":
-            raise StoreUnfit(f"{self.url} lives in one process: use a local folder or an object store")
+            raise UnsupportedStore(f"{self.url} lives in one process: use a local folder or an object store")
         path = f"{SELF_TEST_FOLDER}/{uuid.uuid4().hex}"
         try:
             self._race_on(path)
@@ -132,11 +190,13 @@ class Store:
             won = list(pool.map(lambda body: self.create(path, body), bodies))
         late = self.create(path, b"late")
         if sum(won) != 1 or late or self.read(path) != bodies[won.index(True)]:
-            raise StoreUnfit(
+            raise UnsupportedStore(
                 f"{self.url} lets a second create of the same file succeed: a run would lose data"
             )
         if path not in self.list(SELF_TEST_FOLDER):
-            raise StoreUnfit(f"{self.url} does not list a file that was just written: a run would miss data")
+            raise UnsupportedStore(
+                f"{self.url} does not list a file that was just written: a run would miss data"
+            )
 
     def _create(self, path: str, data: bytes, *, trust_reply: bool) -> bool:
         delays_s = self.retry.delays_s()
@@ -166,7 +226,7 @@ class Store:
                 local_files.create_file(Path(self.address(path)), data)
             else:
                 self.fs.pipe_file(self._key(path), data, mode="create")
-        except StoreUnfit:
+        except UnsupportedStore:
             raise
         except Exception as error:
             if is_refused(error):
@@ -175,7 +235,7 @@ class Store:
         return None
 
     def _check_retryable(self, error: Exception | None, path: str) -> None:
-        """Nothing stands after the create: raise what will not pass by itself."""
+        """Nothing is there after the create: raise what will not pass by itself."""
         if error is None or isinstance(error, FileExistsError) or is_transient(error):
             return
         if isinstance(error, FileNotFoundError) and not self.is_local:
@@ -184,50 +244,10 @@ class Store:
             raise InputError(f"{self.address(path)} cannot be made there: name another folder") from error
         raise explain(error, self.address(path)) from error
 
-    def _read_once(self, path: str) -> bytes:
-        if self.is_local:
-            with open(self.address(path), "rb") as file:
-                return file.read()
-        return self.fs.cat_file(self._key(path))
-
-    def _read_range_once(self, path: str, start: int, length: int) -> bytes:
-        if not self.is_local:
-            return self.fs.cat_file(self._key(path), start=start, end=start + length)
-        with open(self.address(path), "rb") as file:
-            file.seek(start)
-            return file.read(length)
-
-    def _list_once(self, prefix: str, recursive: bool) -> Sequence[str]:
-        if self.is_local:
-            names = local_files.walk_names(Path(self.url, _checked(prefix)), recursive=recursive)
-            return [f"{prefix}/{name}" if prefix else name for name in names]
+    def _list_entries(self, prefix: str, recursive: bool) -> Sequence[tuple[str, str]]:
+        """(name, kind) of what an object store has in a folder."""
+        folder = self._key(prefix)
         self.fs.invalidate_cache()
-        entries = self._list_entries(self._key(prefix), recursive)
-        start = len(self._root) + 1
-        return [
-            name.lstrip("/")[start:] for name, kind in entries if kind == "file" and not name.endswith("/")
-        ]
-
-    def _list_folders_once(self, prefix: str) -> Sequence[str]:
-        if self.is_local:
-            return local_files.folder_names(Path(self.url, _checked(prefix)))
-        self.fs.invalidate_cache()
-        entries = self._list_entries(self._key(prefix), recursive=False)
-        return [name.rstrip("/").rpartition("/")[2] for name, kind in entries if kind == "directory"]
-
-    def _list_sizes_once(self, prefix: str) -> dict[str, int]:
-        if self.is_local:
-            sizes = local_files.walk_sizes(Path(self.url, _checked(prefix)))
-            return {f"{prefix}/{name}" if prefix else name: size for name, size in sizes}
-        self.fs.invalidate_cache()
-        try:
-            found = self.fs.find(self._key(prefix), detail=True)
-        except FileNotFoundError:
-            return {}
-        start = len(self._root) + 1
-        return {name.lstrip("/")[start:]: int(entry["size"]) for name, entry in found.items()}
-
-    def _list_entries(self, folder: str, recursive: bool) -> Sequence[tuple[str, str]]:
         try:
             if recursive:
                 return [(name, entry["type"]) for name, entry in self.fs.find(folder, detail=True).items()]
@@ -235,31 +255,9 @@ class Store:
         except FileNotFoundError:
             return []
 
-    def _size_once(self, path: str) -> int:
-        if self.is_local:
-            return local_files.file_size(Path(self.address(path)))
-        entry = self.fs.info(self._key(path))
-        if entry["type"] != "file":
-            raise FileNotFoundError(self.address(path))
-        return int(entry["size"])
-
-    def _modified_once(self, path: str) -> float:
-        if self.is_local:
-            return Path(self.address(path)).stat().st_mtime
-        return self.fs.modified(self._key(path)).timestamp()
-
-    def _delete_once(self, path: str) -> None:
-        if self.is_local:
-            Path(self.address(path)).unlink()
-        else:
-            self.fs.rm_file(self._key(path))
-
     def _key(self, path: str) -> str:
         """The name that the filesystem knows, without the protocol."""
         return f"{self._root}/{_checked(path)}".rstrip("/")
-
-    def _retried(self, path: str, call: Any) -> Any:
-        return call_with_retries(call, self.retry, self.address(path))
 
 
 def _reopen(cls: type[Store], url: str, retry: RetryPolicy) -> Store:

@@ -172,7 +172,9 @@ def test_every_file_names_the_tested_ray_and_one_image():
 
 
 def test_pods_reserve_the_memory_they_may_use_and_workers_hold_no_account_token():
-    for name, pod in pod_templates(load_manifests()):
+    pods = list(pod_templates(load_manifests()))
+    assert {"head"} < {name for name, _ in pods}
+    for name, pod in pods:
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources["requests"]["memory"] == resources["limits"]["memory"], name
         if name != "head":  # the autoscaler beside the head speaks to Kubernetes
@@ -202,5 +204,7 @@ def test_files_that_the_readme_and_dockerfile_name_are_there():
     readme = (CLUSTER / "README.md").read_text()
     named = re.findall(r"(?:cluster|jobs|tests)/[\w./-]+\.(?:yaml|py)|cluster/Dockerfile", readme)
     copied = re.findall(r"^COPY \S+ (.+) \S+$", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE)
+    assert named
+    assert copied
     for path in {*named, *" ".join(copied).split()}:
         assert (ROOT / path).exists(), path

@@ -1,4 +1,4 @@
-"""What is written down is run: verbs, paths, job commands and the tree in the README."""
+"""What is written down is there: help, paths, job commands and the tree in the README."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ckn_scale.config import list_presets
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
+FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|toml|yaml|npz|txt))(?:: (\w+))?`")
 
 
 def _commands(text: str, program: str) -> list[list[str]]:
@@ -29,13 +30,6 @@ def _commands(text: str, program: str) -> list[list[str]]:
 
 def _verbs() -> list[str]:
     return sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-
-
-def test_readme_commands_are_accepted_by_the_command_line():
-    commands = _commands(README, "ckn-scale")
-    assert len(commands) >= 5
-    for command in commands:
-        assert command[1] in _verbs(), command
 
 
 @pytest.mark.parametrize("verb", _verbs())
@@ -49,13 +43,29 @@ def test_readme_names_the_presets_there_are():
     assert all(f"`{preset}`" in README for preset in list_presets())
 
 
-def test_readme_links_and_tree_exist():
-    for link in re.findall(r"\]\(([^)]+)\)", README):
+def test_readme_links_exist():
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    for link in links:
         assert (ROOT / link).exists(), link
+
+
+def test_readme_tree_is_the_tree():
+    """Each name is where the tree draws it, and `steps/` is drawn whole."""
     tree = README.split("## The path of an image")[1].split("```")[1]
-    for name in re.findall(r"(?<![\w/])([\w]+\.py|[\w]+/)", tree):
-        matches = [path for path in ROOT.glob(f"**/{name}") if ".venv" not in path.parts]
-        assert matches, f"{name} stands in the README's tree, but nowhere else"
+    drawn, parents = [], [ROOT]
+    for line in tree.splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r"\s{3,}", line.strip())[0].split()
+        drawn += [parents[depth] / name for name in names]
+        parents[depth + 1 :] = [drawn[-1]]
+    missing = [path for path in drawn if not path.exists()]
+    assert not missing
+    package = ROOT / "ckn_scale"
+    steps = {path for path in (package / "steps").glob("*.py") if path.name != "__init__.py"}
+    assert steps == {path for path in drawn if path.parent == package / "steps"}
+    rooms = {path.parent for path in package.glob("*/__init__.py")}
+    assert rooms <= set(drawn)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
@@ -63,13 +73,30 @@ def test_job_docstring_is_its_submit_command(job):
     (command,) = _commands(ast.get_docstring(ast.parse(job.read_text())) or "", "ray job submit")
     entry = command[command.index("--") + 1 :]
     assert entry[:2] == ["python", f"jobs/{job.name}"]
-    result = subprocess.run([sys.executable, str(job), "--help"], capture_output=True, text=True)
+    verb = ["images"] if job.stem == "evaluate" else []
+    result = subprocess.run([sys.executable, str(job), *verb, "--help"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for option in (part for part in entry if part.startswith("--")):
-        assert option in result.stdout or job.stem == "evaluate", option
+        assert option in result.stdout, option
 
 
 def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make (\w+)", README):
+    targets = set(re.findall(r"make (\w+)", README))
+    assert {"demo", "test"} <= targets
+    for target in targets:
         assert f"\n{target}:" in makefile
+
+
+@pytest.mark.parametrize(
+    "document", ["CONTRIBUTING.md", "tests/README.md", "ckn_scale/core/PAPER.md", "ckn_scale/ARCHITECTURE.md"]
+)
+def test_files_and_names_of_a_document_exist(document):
+    """A file in backticks is there, and so is the name in `file.py: name`."""
+    named = set(FILE.findall((ROOT / document).read_text()))
+    assert len(named) >= 10
+    for file, name in named:
+        places = [ROOT, (ROOT / document).parent, *(ROOT / "ckn_scale").glob("**")]
+        found = [place / file for place in places if (place / file).is_file()]
+        assert found, f"{document} names {file}"
+        assert not name or re.search(rf"\b{name}\b", found[0].read_text()), f"{file} has no {name}"

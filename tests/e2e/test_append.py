@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict, replace
 
 import pytest
 from photo_runs import OVERRIDES, digests_of, index_here, read_commits, read_events
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
-from ckn_scale.runners.index_images import index_images
+from ckn_scale.pipeline import index_images
 from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.draw_queries import draw_queries, read_draw
-from ckn_scale.steps.plan import read_segments
+from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -33,7 +34,7 @@ def more(tmp_path):
 
 
 def certificate_of(run):
-    return RunFolder.open(str(run)).versions.latest()[1]["certificate"]
+    return asdict(RunFolder.open(str(run)).versions.latest().certificate)
 
 
 def asked_in(run):
@@ -81,10 +82,10 @@ def test_an_append_killed_before_it_is_certified_goes_on(run, more, monkeypatch)
 
 def test_nothing_is_taken_over_from_another_encoder_or_a_damaged_record(run):
     opened = RunFolder.open(str(run))
-    version = opened.versions.latest()[1]
-    other = {**version, "certificate": {**version["certificate"], "encoder": "another"}}
+    version = opened.versions.latest()
+    other = replace(version, certificate=replace(version.certificate, encoder="another"))
     assert draw_queries(opened, read_segments(opened), [], other).taken_over == ()
-    (run / version["certificate"]["outcomes"]["path"]).write_bytes(b"cut")
+    (run / version.certificate.outcomes.path).write_bytes(b"cut")
     assert draw_queries(opened, read_segments(opened), [], version).taken_over == ()
 
 

@@ -28,6 +28,7 @@ from photo_runs import (
 from ray_head import free_ports
 from ray_nodes import MARK, find_marked, list_children, listen_to_signals, read_bytes
 
+from ckn_scale import __version__
 from ckn_scale.interrupts import SENTENCE
 
 FIRST_CHILD = """
@@ -61,6 +62,19 @@ with gate:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that it does not end the sleep
     sys.setswitchinterval(60)  # the other thread goes on when this one is in native code, not before
 sleep(60)
+"""
+
+LEFT_IN_OPENCV = """
+import sys, threading, cv2, numpy
+from ckn_scale.cli import main
+
+def hang(pixels=numpy.zeros((600, 800), numpy.uint8)):
+    while True:
+        cv2.GaussianBlur(pixels, (0, 0), 2)
+
+for _ in range(2):
+    threading.Thread(target=hang, daemon=True).start()
+main(sys.argv[1:])
 """
 
 
@@ -139,7 +153,7 @@ def test_interrupted_on_ray(photos, reference, start, tmp_path):
 
 
 def test_terminated_while_ray_starts(photos, reference, start, tmp_path):
-    """Its processes live until the driver ends them: one that has lost its raylet ends where it stands."""
+    """Its processes live until the driver ends them: one that has lost its raylet ends at once."""
     run = copy_trained(reference, tmp_path / "run")
     process, mark = start("index", photos, run, *tiny_options(), "--workers", "1", "--ray", "local")
     raylet = wait_for(lambda: _find_child(process.pid, b"raylet/raylet"), "the raylet starts", process)
@@ -187,6 +201,20 @@ def test_interrupted_in_native_code_ends_nevertheless(user_env):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", f"{SENTENCE}\n")
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--version"], 0, (f"ckn-scale {__version__}\n", "")),
+        (["status", "/absent"], 2, ("", "ckn-scale: /absent is not a run folder: it has no run.json\n")),
+    ],
+)
+def test_images_that_hang_in_native_code_leave_the_exit_code_alone(user_env, arguments, code, said):
+    """Python's own end aborts in them, and a command that went well would end with 134."""
+    command = [sys.executable, "-c", LEFT_IN_OPENCV, *arguments]
+    result = subprocess.run(command, env=user_env, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, (result.stdout, result.stderr)) == (code, said)
 
 
 def test_first_child_is_started_without_the_signals_of_the_terminal(user_env, tmp_path):

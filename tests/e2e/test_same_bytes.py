@@ -7,17 +7,17 @@ from pathlib import Path
 
 from photo_runs import OVERRIDES, digests_of, parse, read_commits, tiny_options
 
+from ckn_scale import prepare_images
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.runners import sight
-from ckn_scale.runners.index_images import index_images
-from ckn_scale.steps import prepare_images
+from ckn_scale.pipeline import index_images
+from ckn_scale.runners import worker
 from ckn_scale.storage import image_sources
 
 
 def test_pool_gives_the_bytes_of_one_process_and_shares_the_work(
     photos, reference_digests, tmp_path, monkeypatch
 ):
-    for module in (image_sources, prepare_images, sight):
+    for module in (image_sources, prepare_images, worker):
         monkeypatch.setattr(module, "read_image", _refuse)
     run = tmp_path / "run"
     index_images(str(photos), str(run), load_settings("tiny", None, OVERRIDES), Resources(workers=2))

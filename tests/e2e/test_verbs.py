@@ -8,9 +8,10 @@ import shutil
 
 import numpy as np
 import pytest
-from photo_runs import digests_of, index_here, parse, read_commits, tiny_options
+from photo_runs import OVERRIDES, digests_of, index_here, parse, read_commits, tiny_options
 
-from ckn_scale.core.views import encode_jpeg
+import ckn_scale
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -64,17 +65,17 @@ def test_encode_before_train_is_told(photos, command_line, tmp_path):
 def test_appended_images_are_encoded_with_the_models_of_the_run(
     own_photos, own_run, reference_digests, command_line
 ):
-    (own_photos / "flower.jpg").write_bytes(encode_jpeg(read_photo("flower"), 92))
+    (own_photos / "retina.jpg").write_bytes(encode_jpeg(read_photo("retina"), 92))
     listed = [*tiny_options(), "--workers", "0", "--append"]
     result = command_line("index", own_photos, own_run, *listed)
     assert result.returncode == 0, result.stderr
     run = RunFolder.open(str(own_run))
     # another folder: other URIs, so all of them are new; what was there stays as it was
-    assert [body["num_images"] for _, body in run.plan.all()] == [22, 23]
+    assert [segment.num_images for segment in run.plan.all()] == [22, 23]
     assert digests_of(own_run)["models"] == reference_digests["models"]
-    found = parse(command_line("search", own_run, own_photos / "flower.jpg", "-k", "1", "--json"))
+    found = parse(command_line("search", own_run, own_photos / "retina.jpg", "-k", "1", "--json"))
     assert found["version"] == 2
-    assert found["results"][0]["hits"][0]["uri"].endswith("flower.jpg")
+    assert found["results"][0]["hits"][0]["uri"].endswith("retina.jpg")
     again = command_line("index", own_photos, own_run, *listed)
     assert again.returncode == 0, again.stderr
     assert len(run.plan.all()) == 2, "nothing is new the second time"
@@ -84,7 +85,7 @@ def test_changed_image_replaces_the_old_one(own_photos, command_line, tmp_path):
     run = tmp_path / "own"
     options = [*tiny_options(), "--workers", "0", "--quiet", "--accept"]
     assert command_line("index", own_photos, run, *options).returncode == 0
-    (own_photos / "coffee.jpg").write_bytes(encode_jpeg(read_photo("flower"), 95))
+    (own_photos / "coffee.jpg").write_bytes(encode_jpeg(read_photo("retina"), 95))
     assert command_line("index", own_photos, run, *options, "--append").returncode == 0
     found = parse(command_line("search", run, own_photos / "coffee.jpg", "-k", "50", "--json"))
     named = [hit["image_id"] for hit in found["results"][0]["hits"] if hit["uri"].endswith("/coffee.jpg")]
@@ -171,13 +172,40 @@ def test_failures_are_retried_as_the_next_generation(own_photos, command_line, t
     assert status["version"] == 2
 
 
-def test_samples_go_once_published_unless_they_are_kept(photos, tmp_path, reference_digests):
-    run = tmp_path / "run"
-    index_here(photos, run, keep_samples=True)
-    assert {"images", "patches", "subpatches", "descriptors"} <= _sampled(run)
-    index_here(photos, run)  # finds all done
-    assert digests_of(run) == reference_digests
-    assert _sampled(run) == {"images"}
+@pytest.mark.parametrize("door", ["python", "index", "publish"])
+def test_samples_go_once_published_unless_they_are_kept(
+    photos, own_run, reference_digests, command_line, door
+):
+    """Each call finds all done, and leaves or removes what is left of the sample."""
+
+    def call(**keep):
+        if door == "python":
+            ckn_scale.index(photos, own_run, preset="tiny", overrides=OVERRIDES, workers=0, **keep)
+            return
+        named = [photos, own_run, *tiny_options()] if door == "index" else [own_run]
+        options = ["--workers", "0", "--quiet", *(["--keep-samples"] if keep else [])]
+        result = command_line(door, *named, *options)
+        assert result.returncode == 0, result.stderr
+
+    call(keep_samples=True)
+    assert {"images", "patches", "subpatches", "descriptors"} <= _sampled(own_run)
+    call()
+    assert _sampled(own_run) == {"images"}
+    assert digests_of(own_run) == reference_digests
+
+
+@pytest.mark.parametrize("door", ["python", "index", "plan"])
+def test_device_that_is_named_wins_over_the_settings(photos, own_run, reference_digests, command_line, door):
+    """The run computes on the CPU, so that cuda would be refused."""
+    if door == "python":
+        overrides = [*OVERRIDES, "numerics.device=cuda"]
+        ckn_scale.index(photos, own_run, preset="tiny", overrides=overrides, workers=0, device="cpu")
+    else:
+        options = [*tiny_options(), "--set", "numerics.device=cuda", "--device", "cpu"]
+        workers = ["--workers", "0"] if door == "index" else []
+        result = command_line(door, photos, own_run, *options, *workers)
+        assert result.returncode == 0, result.stderr
+    assert digests_of(own_run) == reference_digests
 
 
 def _sampled(run):
@@ -187,9 +215,9 @@ def _sampled(run):
 
 def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests, command_line):
     orphan = own_run / "vectors" / "00001-0123456789abcdef0123456789abcdef.parquet"
-    unsettled = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
+    uncommitted = own_run / "vectors" / "00099-0123456789abcdef0123456789abcdef.parquet"
     orphan.write_bytes(b"a lost attempt")
-    unsettled.write_bytes(b"of a shard that has no record")
+    uncommitted.write_bytes(b"of a shard that has no record")
     number = min(read_commits(own_run, "build_index"))
     lost_build = own_run / "index" / f"{number}-0123456789abcdef" / "shard-00000.faiss"
     lost_build.parent.mkdir()
@@ -198,7 +226,7 @@ def test_gc_removes_only_what_no_record_needs(photos, own_run, reference_digests
     assert "0 files" in command_line("gc", own_run).stdout, "younger than the grace time"
     result = command_line("gc", own_run, "--grace-h", "0", "--samples")
     assert result.returncode == 0, result.stderr
-    assert (orphan.exists(), unsettled.exists(), lost_build.exists()) == (False, True, False)
+    assert (orphan.exists(), uncommitted.exists(), lost_build.exists()) == (False, True, False)
     assert not list(own_run.rglob(".new-*"))
     assert _sampled(own_run) == {"images"}
     for folder in (own_run / "index", *(own_run / "commits").glob("certify_index-*")):

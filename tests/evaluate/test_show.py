@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from small_sets import TINY, photo, save
 
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.specs import PatchSpec
+from ckn_scale.errors import MissingDependency
 from ckn_scale.evaluate.pictures.canvas import (
     add_caption,
     colour_by_value,
@@ -17,7 +20,7 @@ from ckn_scale.evaluate.pictures.canvas import (
     place_side_by_side,
     tile_images,
 )
-from ckn_scale.evaluate.pictures.chart import Axis, draw_chart
+from ckn_scale.evaluate.pictures.chart import Panel, draw_panels
 from ckn_scale.evaluate.pictures.figures import (
     differentiate_patches,
     find_inliers,
@@ -48,6 +51,8 @@ def images(tmp_path):
     ],
 )
 def test_show_one_image(images, run, tmp_path, monkeypatch, verb, options):
+    if verb == "robustness":
+        pytest.importorskip("matplotlib")
     monkeypatch.setenv("CKN_SCALE_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out.png"
     result = run("show", verb, images / "a.png", "-o", out, *TINY, *options)
@@ -127,12 +132,23 @@ def test_colours_go_by_rank():
 
 
 def test_chart_draws_its_curve_where_it_belongs():
-    axis = Axis("x", 0.0, 1.0, [0, 1])
-    chart = draw_chart("t", axis, axis, {"a": (np.array([0.0, 1.0]), np.array([0.5, 0.5]))}, legend=False)
-    blue = np.all(np.abs(chart.astype(int) - (0, 114, 178)) < 40, axis=2)
-    rows = np.flatnonzero(blue.any(axis=1))
-    middle = 40 + (320 - 40 - 48) / 2
-    assert abs(rows.mean() - middle) < 2
+    pytest.importorskip("matplotlib")
+    panel = Panel("t", "x", [0.0, 1.0], {"a": np.array([0.25, 0.25])})
+    chart = draw_panels([panel, panel], y_label="y", y_limits=(0.0, 1.0))
+    assert chart.shape == (320, 840, 3)
+    curve = np.all(np.abs(chart[:, :420].astype(int) - (0, 114, 178)) < 40, axis=2)
+    frame = np.flatnonzero((chart[:, :420] < 100).all(axis=2).sum(axis=0) > 100).min()  # the y axis
+    ink = np.flatnonzero((chart[:, frame] < 100).all(axis=1))
+    middle = ink.max() - 0.25 * (ink.max() - ink.min())
+    rows = np.flatnonzero(curve[:, frame + 40 : 300].any(axis=1))
+    assert abs(rows.mean() - middle) < 3
+
+
+def test_show_robustness_names_the_extra_before_anything_is_learned(images, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("show", "robustness", images / "a.png", "-o", images / "out.png", *TINY)
+    assert isinstance(result.exception, MissingDependency)
+    assert "ckn-scale[charts]" in str(result.exception)
 
 
 def test_spread_keypoints_takes_the_strongest_and_keeps_apart():

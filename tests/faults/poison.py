@@ -7,8 +7,8 @@ from pathlib import Path
 
 from photo_runs import assert_conserved, read_events
 
-from ckn_scale.steps.failpoints import HANG_VARIABLE, KILL_VARIABLE
-from ckn_scale.steps.run_status import list_failures
+from ckn_scale.failpoints import HANG_VARIABLE, KILL_VARIABLE
+from ckn_scale.runs.status import list_failures
 from ckn_scale.storage.run_folder import RunFolder
 
 KILLER, HANGER = "killer.jpg", "hanger.jpg"

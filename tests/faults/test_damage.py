@@ -1,4 +1,4 @@
-"""Files of a finished run are cut, altered or lost: noticed, and made again by the same command."""
+"""Files of a finished run are cut, altered or lost: noticed, and rebuilt by the same command."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from photo_runs import (
     tiny_options,
 )
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.search.engine import open_index
-from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table
+from ckn_scale.storage.stored_files import read_table
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_truncated_and_lost_data_are_made_again_by_a_rerun(run, photos, referenc
     damaged = read_commits(run)[1].files["vectors"]
     _cut(run / damaged.path)
     _data_path(run, 4, "thumbnails").unlink()
-    with pytest.raises(DataDamaged, match=damaged.path):
+    with pytest.raises(CorruptData, match=damaged.path):
         read_table(RunFolder.open(str(run)).store, damaged)
     index_here(photos, run)
     _assert_redone(run, [1, 4])
@@ -86,7 +85,7 @@ def test_damage_that_a_later_step_meets_is_repaired_on_the_way(run, photos, refe
 def test_check_finds_a_flipped_bit_in_a_finished_run(run, photos, reference_digests, command_line):
     _flip_bit(_data_path(run, 5, "descriptors"))
     index_here(photos, run)
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         digests_of(run)
     result = command_line("index", photos, run, *tiny_options(), "--check", "--workers", "0")
     assert result.returncode == 0, result.stderr
@@ -99,7 +98,7 @@ def test_damaged_index_file_is_built_again_and_published_as_the_next_version(
 ):
     monkeypatch.setenv("CKN_SCALE_CACHE", str(tmp_path / "cache"))
     _cut(_data_path(run, min(read_commits(run, "build_index")), "index", "build_index"))
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         open_index(str(run)).search(photos / "coffee.jpg", 1)
     assert index_here(photos, run).version == 2
     hits = open_index(str(run)).search(photos / "coffee.jpg", 1)
@@ -123,13 +122,13 @@ def test_corrupt_record_of_the_models_is_followed_by_the_next(run, photos, refer
 
 def test_corrupt_plan_is_refused_by_name(run, photos):
     _flip_bit(run / "plan" / "000001.json")
-    with pytest.raises(DataDamaged, match=r"plan/000001\.json"):
+    with pytest.raises(CorruptData, match=r"plan/000001\.json"):
         index_here(photos, run)
 
 
 def test_corrupt_version_record_is_named_with_what_is_used_instead(run, photos, command_line):
     opened = RunFolder.open(str(run))
-    opened.versions.append({**opened.versions.latest()[1], "attempt": new_attempt()})
+    opened.versions.append(opened.versions.latest())
     _flip_bit(run / "index" / "000002.json")
     status = command_line("status", run, "--json")
     found = command_line("search", run, photos / "coffee.jpg", "--json")
@@ -138,7 +137,7 @@ def test_corrupt_version_record_is_named_with_what_is_used_instead(run, photos, 
     for result in (status, found):
         assert "index/000002.json" in result.stderr
         assert "index/000001.json is used instead" in result.stderr
-    with pytest.raises(DataDamaged, match=r"index/000002\.json"):
+    with pytest.raises(CorruptData, match=r"index/000002\.json"):
         open_index(str(run), version=2)
 
 

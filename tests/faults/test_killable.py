@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ckn_scale.errors import ImageRejected
-from ckn_scale.killable import ChildDied, ChildOverdue, KillableChild, prepare_killably
-from ckn_scale.steps.base import WorkerSettings
-from ckn_scale.steps.plan import PlannedImage
-from ckn_scale.steps.prepare_images import prepare_images
+from ckn_scale.prepare_images import prepare_images
+from ckn_scale.processes import ChildDied, ChildOverdue, KillableChild, prepare_killably
+from ckn_scale.step import WorkerSettings
+from ckn_scale.storage.plans import PlannedImage
 
 HEADROOM_BYTES = 64 << 20
 

@@ -24,7 +24,7 @@ from photo_runs import (
 )
 from ray_nodes import list_children
 
-from ckn_scale.steps.failpoints import SHARD_VARIABLE
+from ckn_scale.failpoints import SHARD_VARIABLE
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -92,12 +92,12 @@ def test_stopped_worker_that_wakes_after_another_committed_its_shard_loses(
     sleeper = wait_for(lambda: _find_stopped_child(late.pid), "the worker stops before its record", late)
     written = next((run / "vectors").glob("00002-*")).name
     index_here(photos, run)
-    standing = read_commits(run)
+    committed = read_commits(run)
     assert_some_skipped(run)
-    assert standing[2].worker["pid"] == os.getpid()
+    assert committed[2].worker["pid"] == os.getpid()
     os.kill(sleeper, signal.SIGCONT)
     _finish(late)
-    assert read_commits(run) == standing, "the late commit lost"
+    assert read_commits(run) == committed, "the late commit lost"
     assert (run / "vectors" / written).exists(), "and its file is left to gc"
     assert digests_of(run) == reference_digests
     assert_conserved(run)

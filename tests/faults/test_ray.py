@@ -128,7 +128,7 @@ def test_killed_actor_is_replaced_and_its_shard_done_again(run, photos, referenc
     os.kill(worker, signal.SIGKILL)
     _finish(driver)
     again = [
-        event for kind in ("lost", "displaced") for event in read_events(run, kind, step="encode_images")
+        event for kind in ("lost", "node_lost") for event in read_events(run, kind, step="encode_images")
     ]
     assert len(again) == 1
     assert digests_of(run) == reference_digests
@@ -145,8 +145,8 @@ def test_killed_node_is_left_and_the_work_goes_on_elsewhere(
         _stop_in_a_shard(worker)
     cluster.kill_node(node)
     _finish(driver)
-    displaced = read_events(run, "displaced", step="encode_images")
-    assert displaced, "the node took a shard with it"
+    node_lost = read_events(run, "node_lost", step="encode_images")
+    assert node_lost, "the node took a shard with it"
     assert not read_events(run, "lost"), "which is not held against the shard"
     assert digests_of(run) == reference_digests
     assert_conserved(run)

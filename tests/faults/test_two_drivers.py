@@ -21,15 +21,16 @@ from photo_runs import (
     wait_for,
 )
 
+from ckn_scale import step as step_module
 from ckn_scale.config import load_settings
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
-from ckn_scale.errors import RunMismatch, WorkFailed
-from ckn_scale.steps import base, publish
-from ckn_scale.steps.base import process_shard, redo_shard
+from ckn_scale.errors import RunFailed, RunMismatch
+from ckn_scale.failpoints import SHARD_VARIABLE
+from ckn_scale.step import process_shard, redo_shard
+from ckn_scale.steps import publish
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.failpoints import SHARD_VARIABLE
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.publish import publish_version, read_candidate
 from ckn_scale.storage.index_files import read_manifest, write_manifest
 from ckn_scale.storage.run_folder import RunFolder
@@ -46,7 +47,7 @@ def more(tmp_path):
     """A folder of two images to append."""
     folder = tmp_path / "more"
     folder.mkdir()
-    for name in ("flower", "retina"):
+    for name in ("ihc", "retina"):
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
     return folder
 
@@ -83,7 +84,8 @@ def _is_stopped(pid):
 
 def _versions(run):
     return [
-        (number, body["rows"], body["segments"]) for number, body in RunFolder.open(str(run)).versions.all()
+        (version.number, version.rows, version.segments)
+        for version in RunFolder.open(str(run)).versions.all()
     ]
 
 
@@ -101,7 +103,7 @@ def test_a_driver_that_slept_through_an_append_publishes_nothing_older(run, phot
 
 def test_two_drivers_with_the_same_build_publish_one_version(run, photos, monkeypatch, caplog):
     rivals = [lambda: index_here(photos, run)]
-    monkeypatch.setattr(publish, "reach", lambda *place: rivals.pop()() if rivals else None)
+    monkeypatch.setattr(publish, "hit_failpoint", lambda *place: rivals.pop()() if rivals else None)
     assert index_here(photos, run).version == 1
     assert not rivals, "the other published in the moment before the record"
     assert _versions(run) == [(1, 21, 1)]
@@ -125,10 +127,10 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 
     def plan_more(place, step, _):
         if (place, step) == ("data_written", "build_index"):
-            monkeypatch.setattr(base, "reach", lambda *_: None)
+            monkeypatch.setattr(step_module, "hit_failpoint", lambda *_: None)
             plan_images(str(run), load_settings("tiny", None, OVERRIDES), str(more), append=True)
 
-    monkeypatch.setattr(base, "reach", plan_more)
+    monkeypatch.setattr(step_module, "hit_failpoint", plan_more)
     report = index_here(photos, run)
     assert _versions(run) == [(1, 23, 2)]
     assert report.states == {"ok": 23, "truncated": 1}
@@ -138,12 +140,12 @@ def test_an_append_while_another_builds_is_encoded_and_published_by_either(run, 
 def test_a_manifest_with_other_rows_than_images_is_not_published(reference, tmp_path):
     run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
     candidate = read_candidate(run)
-    record = run.versions.latest()[1]
-    manifest = read_manifest(run.store, record["manifest"], record["manifest_sha256"])
+    record = run.versions.latest()
+    manifest = read_manifest(run.store, record.manifest)
     fewer = replace(manifest, rows=20, shards=(replace(manifest.shards[0], rows=20),))
     written = write_manifest(run.store, run.index_folder(candidate.build, "ab"), fewer)
-    with pytest.raises(WorkFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
-        publish_version(run, candidate, written, record["certificate"])
+    with pytest.raises(RunFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
+        publish_version(run, candidate, written, record.certificate)
     assert run.versions.numbers() == [1]
 
 
@@ -157,22 +159,22 @@ def test_a_shard_lost_to_another_release_is_refused(run, monkeypatch):
     run = RunFolder.open(str(run))
 
     def let_the_other_commit(place, *_):
-        monkeypatch.setattr(base, "reach", lambda *_: None)
+        monkeypatch.setattr(step_module, "hit_failpoint", lambda *_: None)
         process_shard(NewerEncodeImages(run), 3)
 
-    monkeypatch.setattr(base, "reach", let_the_other_commit)
+    monkeypatch.setattr(step_module, "hit_failpoint", let_the_other_commit)
     with pytest.raises(RunMismatch, match=r"encode_images shard 3 was made by .* another release"):
         process_shard(EncodeImages(run), 3)
-    (standing,) = read_commits(run.url).values()
-    assert standing.fingerprint == NewerEncodeImages(run).fingerprint
+    (committed,) = read_commits(run.url).values()
+    assert committed.fingerprint == NewerEncodeImages(run).fingerprint
 
 
 def test_another_release_does_not_retry_a_shard(reference, tmp_path):
     run = RunFolder.open(str(shutil.copytree(reference, tmp_path / "run")))
-    standing = read_commits(run.url)
+    committed = read_commits(run.url)
     with pytest.raises(RunMismatch, match="another release"):
-        redo_shard(NewerEncodeImages(run), standing[3], "retry of failures")
-    assert read_commits(run.url) == standing
+        redo_shard(NewerEncodeImages(run), committed[3], "retry of failures")
+    assert read_commits(run.url) == committed
 
 
 def test_no_build_is_named_over_a_shard_of_another_release(reference, tmp_path):

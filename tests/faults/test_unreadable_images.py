@@ -13,7 +13,7 @@ from photo_runs import assert_conserved, index_here, tiny_options
 from web_hosts import WebHost, dead_url
 
 from ckn_scale.errors import TransientStoreError
-from ckn_scale.steps.base import WorkerSettings
+from ckn_scale.step import WorkerSettings
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store
@@ -74,9 +74,8 @@ def test_certifying_fails_the_shard_when_the_store_hangs(photos, reference, s3, 
 def _open_planting(run_url: Path) -> PlantQueries:
     """The step that the published version was certified with."""
     run = RunFolder.open(str(run_url))
-    record = run.versions.latest()[1]
-    params = {name: record[name] for name in ("manifest", "manifest_sha256")}
-    return PlantQueries(run, {**params, "draw": record["certificate"]["draw"]})
+    record = run.versions.latest()
+    return PlantQueries(run, record.manifest, record.certificate.draw)
 
 
 def _count_planted(step: PlantQueries, *, isolate: bool = False) -> int:

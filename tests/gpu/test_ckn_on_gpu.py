@@ -6,7 +6,7 @@ import torch
 
 from ckn_scale.core.ckn import encode_patches
 from ckn_scale.core.ckn_training import train_ckn
-from ckn_scale.core.nystrom import cluster_on_sphere
+from ckn_scale.core.kmeans import cluster
 from ckn_scale.core.specs import CknSpec, CknTrainingSpec, LayerSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -51,6 +51,6 @@ def test_clusters_have_equal_bytes_each_time():
     points = torch.nn.functional.normalize(
         torch.randn(100_000, 75, generator=torch.Generator().manual_seed(0))
     )
-    found = [cluster_on_sphere(points.cuda(), 256, iterations=5, seed=0).cpu() for _ in range(3)]
+    found = [cluster(points.cuda(), 256, iterations=5, seed=0, spherical=True).cpu() for _ in range(3)]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -9,22 +9,22 @@ import pytest
 from web_hosts import WebHost
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
-from ckn_scale.runners.index_images import open_driver, sample
-from ckn_scale.steps.plan import plan_images
+from ckn_scale.pipeline import open_driver, sample
+from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.storage.run_folder import RunFolder
 
 SAMPLE = """
 import sys
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.runners.index_images import open_driver, sample
+from ckn_scale.pipeline import open_driver, sample
 from ckn_scale.storage.run_folder import RunFolder
 
 run, workers, ray = sys.argv[1:]
 resources = Resources(workers=int(workers), ray=ray or None, read_ahead=1)
 with open_driver(RunFolder.open(run), resources, lambda said: print(said.images, flush=True)) as driver:
-    sample(driver, load_settings("tiny"))
+    sample(driver)
 """
 
 
@@ -66,5 +66,5 @@ def test_error_of_the_callers_hook_is_not_held_against_the_shard(host, run):
         pytest.raises(LookupError, match="of the caller"),
         open_driver(RunFolder.open(run), Resources(workers=0), refuse) as driver,
     ):
-        sample(driver, load_settings("tiny"))
+        sample(driver)
     assert host.asked["/a.jpg"] == 1, "nor is it tried again"

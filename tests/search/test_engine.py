@@ -23,7 +23,7 @@ class PixelEncoder:
     """Stands in for the real one: the image's first pixels are its vector."""
 
     def __init__(self):
-        self.front = self
+        self.preprocessor = self
         self.groups = []
 
     def prepare(self, data, box=None):

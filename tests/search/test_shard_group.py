@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic_index import publish_synthetic, random_units
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import Hit, ShardGroup, merge_hits
 from ckn_scale.search.versions import assign_shards
@@ -105,10 +105,10 @@ def test_a_damaged_file_is_refused_before_it_is_opened(tmp_path, kind):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataDamaged, match=f"{file.path} has sha256"):
+    with pytest.raises(CorruptData, match=f"{file.path} has sha256"):
         ShardGroup(index.run.store, index.manifest)
     path.unlink()
-    with pytest.raises(DataDamaged, match="is missing, but the manifest names it"):
+    with pytest.raises(CorruptData, match="is missing, but the manifest names it"):
         ShardGroup(index.run.store, index.manifest)
 
 
@@ -116,7 +116,7 @@ def test_index_and_side_table_of_different_images_are_refused(index):
     first, second = index.manifest.shards[:2]
     crossed = type(first)(first.shard, first.index, second.table, first.rows, first.first_id, first.last_id)
     manifest = type(index.manifest)("b", index.manifest.dim, first.rows, {}, (crossed,))
-    with pytest.raises(DataDamaged, match="do not hold the same images"):
+    with pytest.raises(CorruptData, match="do not hold the same images"):
         ShardGroup(index.run.store, manifest)
 
 
@@ -160,7 +160,7 @@ def test_files_of_a_far_store_are_fetched_once_and_a_bad_copy_again(index, tmp_p
 def test_a_far_file_of_other_bytes_never_enters_the_cache(index, tmp_path):
     far, shard = FarStore(index.run.store), index.manifest.shards[0]
     wrong = type(shard.index)(shard.index.path, "0" * 64, shard.index.size_bytes)
-    with pytest.raises(DataDamaged, match="has sha256"):
+    with pytest.raises(CorruptData, match="has sha256"):
         FileCache(tmp_path / "cache").fetch(far, wrong)
     assert list((tmp_path / "cache" / "00").iterdir()) == []
 

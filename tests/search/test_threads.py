@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckn_scale.core.threads import compute_threads
+from ckn_scale.core.numerics import compute_threads
 from ckn_scale.search.engine import open_index
 
 

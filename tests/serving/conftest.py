@@ -9,16 +9,16 @@ import pytest
 from running_server import KEY, RunningServer, start_server, stop_server
 
 from ckn_scale.config import Resources, load_settings
-from ckn_scale.core.views import encode_jpeg
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
-from ckn_scale.runners.index_images import index_images
+from ckn_scale.pipeline import index_images
 
 
 @pytest.fixture(scope="session")
 def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight photographs and as many distractors, indexed and published with the tiny preset."""
     folder = tmp_path_factory.mktemp("photos")
-    for name in (*PHOTOS, *DISTRACTORS[:8]):
+    for name in (*PHOTOS[:8], *DISTRACTORS[:8]):
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
     run = tmp_path_factory.mktemp("served") / "run"
     settings = load_settings("tiny", None, ["plan.images_per_shard=4"])

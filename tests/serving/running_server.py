@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 
-from ckn_scale.core.views import encode_jpeg, render_view
+from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 
 KEY = "a key of the tests"

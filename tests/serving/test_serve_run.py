@@ -10,7 +10,7 @@ import pytest
 from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.errors import InputError, SettingsError
-from ckn_scale.serving.app import build_app, check_port, is_loopback, serve_run, settle_access
+from ckn_scale.serving.app import build_app, check_port, is_loopback, resolve_access, serve_run
 from ckn_scale.serving.settings import hash_keys
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -91,7 +91,7 @@ def test_bad_settings_are_refused_with_their_value(run_url, settings, message):
     ],
 )
 def test_addresses_beyond_this_machine_need_a_key(host, keys, insecure, needs_key, makes_one):
-    settings, made = settle_access(host, keys, {"run_url": "run"}, insecure=insecure)
+    settings, made = resolve_access(host, keys, {"run_url": "run"}, insecure=insecure)
     assert settings.require_keys is needs_key
     assert (made is not None) is makes_one
     expected = hash_keys([made]) if makes_one else hash_keys(keys)

@@ -18,7 +18,6 @@ from running_server import KEY, as_body, query_view, wait_for
 from ckn_scale.demo import read_photo
 from ckn_scale.ray_cluster import short_temp_folder
 from ckn_scale.search.engine import open_index
-from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -146,10 +145,11 @@ def test_a_shard_group_that_hangs_is_left_out_until_it_answers(server):
 
 def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, photo_run):
     run = RunFolder.open(str(photo_run))
-    number, record = run.versions.latest()
+    record = run.versions.latest()
+    number = record.number
     image = query_view("coffee")
     assert server.search(image, k=1).json()["version"] == number
-    published = run.versions.append({**_content(record), "attempt": new_attempt()})
+    published = run.versions.append(record)
     seen = set()
     ends = time.monotonic() + 60
     while published not in seen and time.monotonic() < ends:
@@ -159,10 +159,6 @@ def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, 
         seen.add(answer.json()["version"])
     assert seen <= {number, published}
     assert published in seen
-
-
-def _content(record):
-    return {key: record[key] for key in ("build", "manifest", "manifest_sha256", "certificate")}
 
 
 def test_the_key_is_not_kept_in_the_servers_files(server):

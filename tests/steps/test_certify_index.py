@@ -7,7 +7,7 @@ import pytest
 
 from ckn_scale.search.shard import Hit
 from ckn_scale.steps.certify_index import Query, copy_level, judge, wilson_lower
-from ckn_scale.storage.shards import DataFile
+from ckn_scale.storage.stored_files import StoredFile
 
 
 def test_wilson_lower_has_the_known_values():
@@ -37,10 +37,10 @@ def test_only_copies_may_stand_before_the_planted_image(copies, others, outcome)
     assert judge(copies, others) == outcome
 
 
-def test_what_stands_before_an_original_has_a_larger_score_or_at_a_tie_a_smaller_id():
-    query = Query(7, 0, 0.5, np.ones(2), np.ones(2), DataFile("", "", 1, 1))
+def test_what_comes_before_an_original_has_a_larger_score_or_at_a_tie_a_smaller_id():
+    query = Query(7, 0, 0.5, np.ones(2), np.ones(2), StoredFile("", "", 1, 1))
     hits = [Hit(9, "", 0.6), Hit(3, "", 0.5), Hit(7, "", 0.5), Hit(8, "", 0.5), Hit(1, "", 0.4)]
-    assert [hit.image_id for hit in hits if query.stands_behind(hit)] == [9, 3]
+    assert [hit.image_id for hit in hits if query.comes_after(hit)] == [9, 3]
 
 
 def test_copies_stand_out_of_the_collection_at_large():

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from ckn_scale.config import load_settings
 from ckn_scale.steps.draw_queries import (
-    Outcome,
+    QueryOutcome,
     draw_queries,
     name_encoder,
     read_draw,
     write_draw,
     write_outcomes,
 )
-from ckn_scale.steps.plan import hash_uri, plan_images, read_sample, read_segments
-from ckn_scale.storage.shards import write_data
+from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
+from ckn_scale.storage.run_records import Certificate, Generation, Version
+from ckn_scale.storage.stored_files import StoredFile, write_file
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_queries_come_from_all_segments(folder, tmp_path):
 def test_nothing_was_trained_on_where_models_were_taken_over(folder, tmp_path):
     run, segments = plan(folder, tmp_path, "sample.num_images=30", "publish.num_queries=6")
     assert draw_queries(run, segments, [], None).in_sample == 6
-    run.models.create(1, {"models": {}, "taken_from": "another run"})
+    run.models.create(Generation(1, {}, "another run"))
     draw = draw_queries(run, segments, [], None)
     assert (len(draw.asked), draw.in_sample) == (6, 0)
 
@@ -90,15 +92,16 @@ def test_a_draw_reads_back_as_it_was_written(folder, tmp_path):
 
 
 def publish(run, unasked_rows, shards):
-    """A version as its record stands, whose queries, newest first, left so many rows unasked."""
+    """A published version whose queries, newest first, left so many rows unasked."""
     outcomes = [
-        Outcome(
-            image_id, 0, "first", write_data(run.store, f"queries/{image_id}.parquet", b"vector", 1), rows
+        QueryOutcome(
+            image_id, 0, "first", write_file(run.store, f"queries/{image_id}.parquet", b"vector", 1), rows
         )
         for image_id, rows in enumerate(unasked_rows)
     ]
     kept = write_outcomes(run, "first", outcomes, shards)
-    return {"segments": 1, "certificate": {"encoder": name_encoder(run), "outcomes": asdict(kept)}}
+    certificate = Certificate(encoder=name_encoder(run), outcomes=kept)
+    return Version(1, "build", StoredFile("manifest", "0", 1), 1, 1, 1, {}, certificate=certificate)
 
 
 def append_three(folder, tmp_path, *overrides):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from web_hosts import WebHost, dead_url
 
-from ckn_scale.core.encoder import Front, PreparedImage
+from ckn_scale.core.images import encode_jpeg
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
-from ckn_scale.core.views import encode_jpeg
 from ckn_scale.errors import ImageRejected, TransientStoreError
-from ckn_scale.steps.base import WorkerSettings
-from ckn_scale.steps.failpoints import HANG_VARIABLE, KILL_VARIABLE
-from ckn_scale.steps.plan import PlannedImage
-from ckn_scale.steps.prepare_images import _work_ahead, prepare_images
+from ckn_scale.failpoints import HANG_VARIABLE, KILL_VARIABLE
+from ckn_scale.prepare_images import _work_ahead, prepare_images
+from ckn_scale.step import WorkerSettings
+from ckn_scale.storage.plans import PlannedImage
 from ckn_scale.storage.store import Store
 
 
@@ -39,8 +39,8 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def front():
-    return Front(ImageSpec(), KeypointSpec(max_keypoints=20), PatchSpec())
+def preprocessor():
+    return Preprocessor(ImageSpec(), KeypointSpec(max_keypoints=20), PatchSpec())
 
 
 def _outcomes(outcomes):
@@ -55,30 +55,30 @@ def _states(outcomes):
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_prepare_images_yields_every_image_once_in_order(images, front, isolate):
+def test_prepare_images_yields_every_image_once_in_order(images, preprocessor, isolate):
     worker = WorkerSettings(read_ahead=3, isolate=isolate)
-    states = _states(prepare_images(images, front.prepare, worker, deadline_s=60))
+    states = _states(prepare_images(images, preprocessor.prepare, worker, deadline_s=60))
     assert states == [(i, "empty" if i == 2 else "ok") for i in range(6)]
 
 
-def test_prepare_images_gives_equal_patches_in_threads_and_in_a_subprocess(images, front):
-    ahead = prepare_images(images, front.prepare, WorkerSettings(isolate=False), 60)
-    apart = prepare_images(images, front.prepare, WorkerSettings(isolate=True), 60)
+def test_prepare_images_gives_equal_patches_in_threads_and_in_a_subprocess(images, preprocessor):
+    ahead = prepare_images(images, preprocessor.prepare, WorkerSettings(isolate=False), 60)
+    apart = prepare_images(images, preprocessor.prepare, WorkerSettings(isolate=True), 60)
     for (_, one), (_, other) in zip(ahead, apart, strict=True):
         if isinstance(one, PreparedImage):
             assert np.array_equal(one.patches, other.patches)
             assert np.array_equal(one.keypoints.frames, other.keypoints.frames)
 
 
-def test_prepare_images_tells_missing_and_changed_files(images, front, tmp_path):
+def test_prepare_images_tells_missing_and_changed_files(images, preprocessor, tmp_path):
     (tmp_path / "0.jpg").unlink()
     (tmp_path / "1.jpg").write_bytes(b"longer or shorter than planned")
-    states = _states(prepare_images(images, front.prepare, WorkerSettings(), 60))
+    states = _states(prepare_images(images, preprocessor.prepare, WorkerSettings(), 60))
     assert states[:2] == [(0, "missing"), (1, "changed")]
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_prepare_images_never_opens_what_is_no_regular_file(images, front, tmp_path, isolate):
+def test_prepare_images_never_opens_what_is_no_regular_file(images, preprocessor, tmp_path, isolate):
     """Planned as files, and swapped since: a FIFO would wait for a writer, a device never end."""
     for name in ("0", "1", "3"):
         (tmp_path / f"{name}.jpg").unlink()
@@ -89,14 +89,14 @@ def test_prepare_images_never_opens_what_is_no_regular_file(images, front, tmp_p
         listening.bind(str(tmp_path / "socket.jpg"))
         planned = [*images, PlannedImage(6, str(tmp_path / "socket.jpg"), 0, "")]
         outcomes = dict(
-            _outcomes(prepare_images(planned, front.prepare, WorkerSettings(isolate=isolate), 60))
+            _outcomes(prepare_images(planned, preprocessor.prepare, WorkerSettings(isolate=isolate), 60))
         )
     assert [outcomes[i].state for i in (0, 1, 3, 6)] == ["unsupported"] * 4
     assert "a FIFO, not a regular file" in outcomes[0].reason
     assert isinstance(outcomes[4], PreparedImage)
 
 
-def test_prepare_images_fails_the_shard_when_the_store_hangs(images, front, s3, s3_faults, tmp_path):
+def test_prepare_images_fails_the_shard_when_the_store_hangs(images, preprocessor, s3, s3_faults, tmp_path):
     """And never an image: the same shard is well once the store answers again."""
     store = Store(s3.url("hanging"))
     for image in images:
@@ -106,9 +106,9 @@ def test_prepare_images_fails_the_shard_when_the_store_hangs(images, front, s3, 
     for isolate in (False, True):
         worker = WorkerSettings(isolate=isolate, read_deadline_s=0.5)
         with pytest.raises(TransientStoreError, match=r"was not read within 0.5 s"):
-            list(prepare_images(stored, front.prepare, worker, 60))
+            list(prepare_images(stored, preprocessor.prepare, worker, 60))
     s3_faults.rate = 0.0
-    states = _states(prepare_images(stored, front.prepare, WorkerSettings(), 60))
+    states = _states(prepare_images(stored, preprocessor.prepare, WorkerSettings(), 60))
     assert states == [(i, "empty" if i == 2 else "ok") for i in range(6)]
 
 
@@ -129,15 +129,17 @@ def test_prepare_images_asks_a_dead_host_for_one_image_only():
     assert "given up before" in reasons[-1]
 
 
-def test_prepare_images_isolated_survives_an_image_that_kills_its_process(images, front, monkeypatch):
+def test_prepare_images_isolated_survives_an_image_that_kills_its_process(images, preprocessor, monkeypatch):
     monkeypatch.setenv(KILL_VARIABLE, "3.jpg")
-    states = _states(prepare_images(images, front.prepare, WorkerSettings(isolate=True), 60))
+    states = _states(prepare_images(images, preprocessor.prepare, WorkerSettings(isolate=True), 60))
     assert states == [(i, {2: "empty", 3: "crashed"}.get(i, "ok")) for i in range(6)]
 
 
-def test_prepare_images_gives_a_hanging_image_its_row_and_goes_on(images, front, monkeypatch):
+def test_prepare_images_gives_a_hanging_image_its_row_and_goes_on(images, preprocessor, monkeypatch):
     monkeypatch.setenv(HANG_VARIABLE, "4.jpg")
-    states = _states(prepare_images(images, front.prepare, WorkerSettings(isolate=False), deadline_s=4))
+    states = _states(
+        prepare_images(images, preprocessor.prepare, WorkerSettings(isolate=False), deadline_s=4)
+    )
     assert states == [(i, {2: "empty", 4: "timeout"}.get(i, "ok")) for i in range(6)]
 
 
@@ -162,5 +164,5 @@ def test_work_ahead_does_alone_what_costs_more_than_the_budget():
     assert [future.result(timeout=60) for _, future in ahead] == [5, 500, 5]
 
 
-def test_prepare_images_of_nothing_is_nothing(front):
-    assert list(prepare_images([], front.prepare, WorkerSettings(), 60)) == []
+def test_prepare_images_of_nothing_is_nothing(preprocessor):
+    assert list(prepare_images([], preprocessor.prepare, WorkerSettings(), 60)) == []

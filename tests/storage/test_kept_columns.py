@@ -7,17 +7,16 @@ import math
 import pytest
 
 from ckn_scale.errors import InputError
-from ckn_scale.storage.image_refs import ImageRef
+from ckn_scale.storage.image_refs import ImageRef, sort_refs
 from ckn_scale.storage.kept_columns import RESERVED, Cell, KeptColumns, to_arrow
-from ckn_scale.storage.sorted_refs import sort_refs
 
 
-def settle(values: list, before: str | None = None) -> tuple[str, list]:
+def resolve(values: list, before: str | None = None) -> tuple[str, list]:
     """(type, values) of one column after it went through the sort."""
     kept = KeptColumns(["c"])
     refs = [ImageRef(f"{i:03d}", columns={"c": value}) for i, value in enumerate(values)]
     passed = [(ref.columns or {})["c"] for ref in sort_refs(kept.watch(refs), run_rows=2)]
-    kind = kept.settle({"c": before} if before else None)["c"]
+    kind = kept.resolve_types({"c": before} if before else None)["c"]
     return kind, to_arrow(passed, kind).to_pylist()
 
 
@@ -41,7 +40,7 @@ CELLS = {
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_of_a_csv_get_the_type_that_fits_all(name):
     cells, expected = CELLS[name]
-    assert settle([Cell(cell) for cell in cells]) == expected
+    assert resolve([Cell(cell) for cell in cells]) == expected
 
 
 VALUES = {
@@ -66,12 +65,12 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_typed_values_keep_their_type_through_the_sort(name):
     values, expected = VALUES[name]
-    assert settle(values) == expected
+    assert resolve(values) == expected
 
 
 def test_bytes_are_refused():
     with pytest.raises(InputError, match="the column c holds bytes"):
-        settle([b"x"])
+        resolve([b"x"])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_bytes_are_refused():
     ],
 )
 def test_later_values_that_fit_take_the_type_of_the_run(before, values, expected):
-    assert settle(values, before) == expected
+    assert resolve(values, before) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_later_values_that_fit_take_the_type_of_the_run(before, values, expected
 )
 def test_later_values_that_do_not_fit_are_refused(before, values, new):
     with pytest.raises(InputError, match=f"the column c holds {before} in this run, and {new} here"):
-        settle(values, before)
+        resolve(values, before)
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))

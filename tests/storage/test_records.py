@@ -1,16 +1,30 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
-from ckn_scale.errors import DataDamaged
+from ckn_scale.errors import CorruptData
 from ckn_scale.storage.records import RecordLog, decode_record, encode_record, new_attempt
 
 
+@dataclass(frozen=True)
+class Note:
+    number: int
+    text: str
+
+    @classmethod
+    def from_body(cls, number, body):
+        return cls(number, body["text"])
+
+    def to_body(self):
+        return {"text": self.text}
+
+
 @pytest.fixture
-def log(store) -> RecordLog:
-    return RecordLog(store, "plan")
+def log(store) -> RecordLog[Note]:
+    return RecordLog(store, "plan", Note)
 
 
 def test_new_attempt_is_unique_hex():
@@ -30,26 +44,29 @@ def test_decode_record_gives_the_body_back():
 
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])
 def test_decode_record_refuses_a_torn_record(cut):
-    with pytest.raises(DataDamaged, match="here"):
+    with pytest.raises(CorruptData, match="here"):
         decode_record(encode_record({"attempt": "ab", "rows": 12})[:cut], "here")
 
 
 def test_decode_record_notices_every_flipped_bit():
     data = encode_record({"attempt": "ab", "rows": 12})
+    noticed = 0
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             body = decode_record(bytes(flipped), "here")
-        except DataDamaged:
+        except CorruptData:
+            noticed += 1
             continue
         # White space between the tokens carries nothing.
         assert body == {"attempt": "ab", "rows": 12}
+    assert noticed > 0.95 * 8 * len(data)
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"null", b"{}", b'{"checksum": "x"}', b"\xff\xfe"])
 def test_decode_record_refuses_what_is_no_record(data):
-    with pytest.raises(DataDamaged):
+    with pytest.raises(CorruptData):
         decode_record(data, "here")
 
 
@@ -64,55 +81,63 @@ def test_empty_log_has_no_records(log):
 
 
 def test_create_is_won_once(log):
-    first = log.create(1, {"who": "a"})
-    second = log.create(1, {"who": "b"})
+    first = log.create(Note(1, "a"))
+    second = log.create(Note(1, "b"))
     assert (first.won, second.won) == (True, False)
-    assert second.body == first.body
-    assert first.body["who"] == "a"
+    assert first.record == second.record == Note(1, "a")
 
 
 def test_create_again_with_the_same_attempt_is_still_won(log):
-    body = {"attempt": new_attempt(), "who": "a"}
-    assert log.create(1, body).won
-    assert log.create(1, body).won
+    attempt = new_attempt()
+    assert log.create(Note(1, "a"), attempt=attempt).won
+    assert log.create(Note(1, "a"), attempt=attempt).won
+    assert not log.create(Note(1, "a")).won
 
 
 def test_create_refuses_number_zero(log):
     with pytest.raises(ValueError, match="start at 1, got 0"):
-        log.create(0, {})
+        log.create(Note(0, "a"))
 
 
 def test_append_counts_up_and_latest_is_the_highest(log, store):
-    assert [log.append({"n": i}) for i in range(3)] == [1, 2, 3]
-    number, body = log.latest()
-    assert (number, body["n"]) == (3, 2)
-    assert [(number, body["n"]) for number, body in log.all()] == [(1, 0), (2, 1), (3, 2)]
+    assert [log.append(Note(0, text)) for text in "abc"] == [1, 2, 3]
+    assert log.latest() == Note(3, "c")
+    assert log.all() == [Note(1, "a"), Note(2, "b"), Note(3, "c")]
     assert store.list("plan") == ["plan/000001.json", "plan/000002.json", "plan/000003.json"]
 
 
 def test_append_in_a_race_loses_none(log):
     with ThreadPoolExecutor(4) as pool:
-        numbers = list(pool.map(lambda i: log.append({"n": i}), range(4)))
+        numbers = list(pool.map(lambda text: log.append(Note(0, text)), "abcd"))
     assert sorted(numbers) == [1, 2, 3, 4]
-    assert sorted(body["n"] for _, body in log.all()) == [0, 1, 2, 3]
+    assert sorted(note.text for note in log.all()) == list("abcd")
 
 
 def test_damaged_record_is_passed_over_with_a_word_and_keeps_its_number(log, damage, store, caplog):
-    log.append({"n": 1})
-    log.append({"n": 2})
+    log.append(Note(0, "a"))
+    log.append(Note(0, "b"))
     assert log.read_all()[1] == {}
     damage("plan/000002.json", store.read("plan/000002.json")[:20])
     for _ in range(2):
-        assert log.latest()[0] == 1
+        assert log.latest() == Note(1, "a")
     (told,) = caplog.messages
     assert f"{store.url}/plan/000002.json is not a whole record" in told, "once, though it was met twice"
     assert "plan/000001.json is used instead" in told
-    assert [number for number, _ in log.all()] == [1]
+    assert log.all() == [Note(1, "a")]
     assert list(log.read_all()[1]) == [2]
-    with pytest.raises(DataDamaged, match=r"plan/000002.json"):
-        log.create(2, {"n": 3})
-    assert log.append({"n": 3}) == 3
-    assert log.latest()[1]["n"] == 3
+    with pytest.raises(CorruptData, match=r"plan/000002.json"):
+        log.create(Note(2, "c"))
+    assert log.append(Note(0, "c")) == 3
+    assert log.latest() == Note(3, "c")
+
+
+def test_record_of_another_kind_is_corrupt(log, store):
+    store.write_new("plan/000001.json", encode_record({"attempt": "ab", "other": 1}))
+    with pytest.raises(
+        CorruptData, match=r"plan/000001\.json is not a record of its kind \(KeyError: 'text'\)"
+    ):
+        log.read(1)
+    assert log.latest() is None
 
 
 def test_other_files_beside_records_do_not_count(log, store):
@@ -121,4 +146,4 @@ def test_other_files_beside_records_do_not_count(log, store):
     store.write_new("plan/000009.json.bak", b"x")
     store.write_new("plan/000008-ab/000009.json", b"x")
     assert log.numbers() == []
-    assert log.append({}) == 1
+    assert log.append(Note(0, "a")) == 1

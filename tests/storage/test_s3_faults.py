@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from image_files import image_bytes, webdataset_bytes
 from s3_fault_proxy import KINDS
-from test_digests import make_vectors
-from test_shard_log import make_commit
+from test_shards import make_commit
+from vector_tables import make_vectors
 
+from ckn_scale.runs.digest import digest_rows
 from ckn_scale.storage import image_sources, input_files
-from ckn_scale.storage.digests import digest_rows
 from ckn_scale.storage.image_sources import list_images, read_image
 from ckn_scale.storage.retries import RetryPolicy
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.shards import read_table, write_table
 from ckn_scale.storage.store import Store
+from ckn_scale.storage.stored_files import read_table
 
 PATIENT = RetryPolicy(attempts=12, first_delay_s=0.01, max_delay_s=0.05)
 
@@ -41,7 +41,7 @@ def test_shards_written_under_faults_have_the_digest_of_a_calm_run(s3, s3_faults
     def work(job: int) -> bool:
         """Two workers for each shard."""
         shard_id, attempt = job // 2, f"a{job}"
-        file = write_table(run, "vectors", shard_id, attempt, table.slice(10 * shard_id, 10))
+        file = run.write_table("vectors", shard_id, attempt, table.slice(10 * shard_id, 10))
         return run.commits("encode").commit(make_commit(shard_id, attempt=attempt, files={"vectors": file}))[
             1
         ]

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckn_scale.errors import InputError, StoreUnfit
+from ckn_scale.errors import InputError, UnsupportedStore
 from ckn_scale.storage.store import Store
 
 NUM_WRITERS = 24
@@ -158,12 +158,12 @@ class RacyFileSystem(OverwritingFileSystem):
 @pytest.mark.parametrize("filesystem", [OverwritingFileSystem, RacyFileSystem])
 def test_self_test_refuses_a_store_where_two_creates_win(filesystem):
     fsspec.register_implementation(filesystem.protocol, filesystem, clobber=True)
-    with pytest.raises(StoreUnfit, match="second create"):
+    with pytest.raises(UnsupportedStore, match="second create"):
         Store(f"{filesystem.protocol}://run").self_test()
 
 
 def test_self_test_refuses_memory():
-    with pytest.raises(StoreUnfit, match="memory://run lives in one process"):
+    with pytest.raises(UnsupportedStore, match="memory://run lives in one process"):
         Store("memory://run").self_test()
 
 
@@ -224,12 +224,12 @@ def test_missing_credentials_are_one_sentence(s3, monkeypatch, tmp_path):
 
 FILL_THE_DISK = """
 import resource, sys
-from ckn_scale.errors import StoreUnfit
+from ckn_scale.errors import UnsupportedStore
 from ckn_scale.storage.store import Store
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 try:
     Store(sys.argv[1]).write_new("vectors/1", bytes(1_000_000))
-except StoreUnfit as error:
+except UnsupportedStore as error:
     sys.exit(str(error))
 """
 

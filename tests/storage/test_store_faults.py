@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ckn_scale.errors import InputError, StoreUnfit, TransientStoreError
+from ckn_scale.errors import InputError, TransientStoreError, UnsupportedStore
 from ckn_scale.storage import store as store_module
 from ckn_scale.storage.store import Store
 
@@ -100,7 +100,7 @@ def test_create_gives_up_in_the_end(store, faults):
     ("error", "raised"),
     [
         (PermissionError(errno.EACCES, "no"), InputError),
-        (OSError(errno.ENOSPC, "full"), StoreUnfit),
+        (OSError(errno.ENOSPC, "full"), UnsupportedStore),
         (OSError(errno.ENAMETOOLONG, "long"), InputError),
     ],
 )
@@ -133,5 +133,5 @@ def test_disk_without_hard_links_is_unfit(tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StoreUnfit, match="hard links"):
+    with pytest.raises(UnsupportedStore, match="hard links"):
         Store(tmp_path).create("a", b"x")

@@ -11,7 +11,7 @@ from image_files import tar_bytes
 
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.storage.image_sources import list_images, read_image
-from ckn_scale.storage.tar_headers import HEADER_BYTES, BrokenTar, TarMember, scan_members
+from ckn_scale.storage.tars import HEADER_BYTES, BrokenTar, TarMember, scan_members
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 PLAIN = {"a.jpg": b"a" * 700, "b.jpg": b"b" * 100, "c.jpg": b"c" * 513}

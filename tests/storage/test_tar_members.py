@@ -7,7 +7,7 @@ import pytest
 from image_files import image_bytes, tar_bytes, webdataset_bytes
 
 from ckn_scale.errors import ImageRejected
-from ckn_scale.storage import tar_members
+from ckn_scale.storage import tars
 from ckn_scale.storage.image_sources import list_images, read_image
 from ckn_scale.storage.input_files import InputFile
 from ckn_scale.storage.store import Store
@@ -43,7 +43,7 @@ def test_member_with_etag_is_one_range_read(tar, monkeypatch):
 
     monkeypatch.setattr(InputFile, "read_range", count)
     assert read_image(ref.uri, etag=ref.etag) == image_bytes(7)
-    assert [length for _, length in reads] == [len(image_bytes(7)) + tar_members.HEADER_BYTES]
+    assert [length for _, length in reads] == [len(image_bytes(7)) + tars.HEADER_BYTES]
 
 
 def test_member_is_found_again_in_a_replaced_tar(tmp_path):
@@ -112,8 +112,8 @@ def test_threads_share_one_scan(tmp_path, monkeypatch):
     path = tmp_path / "0.tar"
     path.write_bytes(webdataset_bytes(range(50)))
     scans = []
-    scan = tar_members._scan
-    monkeypatch.setattr(tar_members, "_scan", lambda file: scans.append(1) or scan(file))
+    scan = tars._scan
+    monkeypatch.setattr(tars, "_scan", lambda file: scans.append(1) or scan(file))
     with ThreadPoolExecutor(8) as pool:
         read = list(pool.map(lambda i: read_image(f"{path}#{i:09d}.jpg"), range(50)))
     assert read == [image_bytes(i) for i in range(50)]
@@ -121,9 +121,9 @@ def test_threads_share_one_scan(tmp_path, monkeypatch):
 
 
 def test_number_of_kept_indexes_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_members, "_INDEXES_KEPT", 3)
+    monkeypatch.setattr(tars, "_INDEXES_KEPT", 3)
     for i in range(6):
         (tmp_path / f"{i}.tar").write_bytes(tar_bytes({"a.jpg": b"%d" % i}))
     for i in range(6):
         assert read_image(f"{tmp_path}/{i}.tar#a.jpg") == b"%d" % i
-    assert len(tar_members._indexes) <= 3
+    assert len(tars._indexes) <= 3

@@ -5,10 +5,9 @@ import pytest
 import torch
 from ckn_cases import SIDE, SMALL, TRAINING, cut_patches, pooling_matrix
 
-from ckn_scale.core.ckn import Ckn, CknEncoder, encode_patches, pad_batches, parse_dtype
+from ckn_scale.core.ckn import CknEncoder, FirstLayer, encode_patches, pad_batches, parse_dtype
 from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
-from ckn_scale.core.ckn_layers import FirstLayer
-from ckn_scale.core.ckn_model import CknLayer, input_window, layer_sides
+from ckn_scale.core.ckn_model import Ckn, CknLayer, input_window, layer_sides
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.specs import CknSpec, LayerSpec
 
@@ -161,7 +160,7 @@ def test_half_precision_is_refused_for_a_narrow_kernel(ckns, patches):
 
 
 def test_arrays_round_trip(ckn, patches):
-    again = Ckn.from_arrays(*ckn.to_arrays())
+    again = Ckn.from_part(ckn.to_part())
     assert np.array_equal(encode_patches(again, patches[:4]), encode_patches(ckn, patches[:4]))
 
 

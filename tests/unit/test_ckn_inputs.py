@@ -9,10 +9,12 @@ from ckn_scale.core.ckn_inputs import (
     blur_matrix,
     convert_to_luma,
     differentiate,
+    half_whitening,
+    mix_sums,
+    opposite_basis,
     split_colours,
 )
 from ckn_scale.core.specs import CknSpec, LayerSpec
-from ckn_scale.core.whitening import half_whitening, mix_sums, opposite_basis
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from ckn_scale.core.ckn_model import (
     pooled_side,
     window_weights,
 )
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import CknSpec, LayerSpec
 
 
@@ -115,17 +116,17 @@ def test_layer_sides_refuse_patches_that_are_too_small():
         layer_sides(PAPER["raw"], 4)
 
 
-def test_from_arrays_refuses_what_does_not_fit():
+def test_from_part_refuses_what_does_not_fit():
     ckn = Ckn(CknSpec("grad", (LayerSpec(1, 8, 3),)), SIDE, (orientation_layer(LayerSpec(1, 8, 3)),))
-    arrays, meta = ckn.to_arrays()
+    arrays, meta = ckn.to_part()
     meta = json.loads(json.dumps(meta))
-    assert Ckn.from_arrays(arrays, meta).spec == ckn.spec
+    assert Ckn.from_part(ModelPart(arrays, meta)).spec == ckn.spec
     with pytest.raises(ValueError, match=r"layer0\.bias"):
-        Ckn.from_arrays({"layer0.weights": arrays["layer0.weights"]}, meta)
+        Ckn.from_part(ModelPart({"layer0.weights": arrays["layer0.weights"]}, meta))
     with pytest.raises(ValueError, match=r"must be \(8, 2\), got \(7, 2\)"):
-        Ckn.from_arrays({**arrays, "layer0.weights": arrays["layer0.weights"][1:]}, meta)
+        Ckn.from_part(ModelPart({**arrays, "layer0.weights": arrays["layer0.weights"][1:]}, meta))
     with pytest.raises(ValueError, match="as many alphas"):
-        Ckn.from_arrays(arrays, {**meta, "alphas": []})
+        Ckn.from_part(ModelPart(arrays, {**meta, "alphas": []}))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from ckn_scale.config import list_presets, load_settings, parse_resources, parse_settings
 from ckn_scale.core.specs import VladSpec
@@ -52,7 +53,7 @@ def test_load_settings_refuses_files_that_are_missing_or_no_toml(tmp_path):
 
 
 def test_settings_are_frozen():
-    with pytest.raises(Exception, match="frozen"):
+    with pytest.raises(ValidationError, match="frozen"):
         load_settings("tiny").vlad = None
 
 

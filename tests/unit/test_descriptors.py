@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from ckn_cases import SIDE, SMALL, TRAINING, cut_patches
 
-from ckn_scale.core.ckn import Ckn, encode_patches
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.descriptors import PatchDescriptor
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.descriptors.sift import SiftDescriptor, cell_matrix, normalise_histograms
-from ckn_scale.core.projection import fit_projection
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.pca import fit_projection
 from ckn_scale.core.specs import ProjectionSpec
 
 
@@ -68,9 +70,9 @@ def test_describe_nothing(descriptor, patches):
 
 
 def test_descriptor_arrays_round_trip(descriptor, patches):
-    arrays, meta = descriptor.to_arrays()
+    arrays, meta = descriptor.to_part()
     meta = json.loads(json.dumps(meta))
-    again = CknDescriptor.from_arrays(arrays, meta, batch_size=32, device="cpu", dtype="float32")
+    again = CknDescriptor.from_part(ModelPart(arrays, meta), batch_size=32, device="cpu", dtype="float32")
     assert np.array_equal(again.describe(patches[:5]), descriptor.describe(patches[:5]))
     assert again.name == "ckn-grad"
 

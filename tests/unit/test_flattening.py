@@ -10,6 +10,7 @@ from ckn_scale.core.flattening import (
     learn_flattening,
     supported_directions,
 )
+from ckn_scale.core.model_parts import ModelPart
 
 
 def unit(rows):
@@ -64,11 +65,11 @@ def test_zero_rows_stay_zero_and_other_shapes_are_refused(rows):
 
 def test_arrays_round_trip(rows):
     for fitted in (fit_flattening(rows, 5), keep_as_is(40)):
-        arrays, meta = fitted.to_arrays()
-        again = Flattening.from_arrays(arrays, json.loads(json.dumps(meta)))
+        arrays, meta = fitted.to_part()
+        again = Flattening.from_part(ModelPart(arrays, json.loads(json.dumps(meta))))
         assert np.array_equal(again.apply(rows), fitted.apply(rows))
     with pytest.raises(ValueError, match="a flattening needs arrays of shapes"):
-        Flattening.from_arrays({**arrays, "mean": arrays["mean"][1:]}, meta)
+        Flattening.from_part(ModelPart({**arrays, "mean": arrays["mean"][1:]}, meta))
 
 
 def test_as_many_directions_as_the_images_support():

@@ -9,9 +9,27 @@ import numpy as np
 import pytest
 from dead_leaves import make_dead_leaves, warp_image
 
-from ckn_scale.core.hessian_affine import detect_hessian_affine
-from ckn_scale.core.regions import centres_inside, overlap_regions, pair_regions, project_frames
+from ckn_scale.core.hessian_affine import (
+    NUM_BINS,
+    Points,
+    detect_hessian_affine,
+    estimate_frames,
+    fit_quadratic,
+    is_blob,
+    orient_frames,
+    peak_angles,
+    refine_extrema,
+    solve_symmetric,
+    turn_frames,
+    upright_shapes,
+)
+from ckn_scale.core.scale_space import (
+    ScaleSpace,
+    build_scale_space,
+    plan_octaves,
+)
 from ckn_scale.core.specs import KeypointSpec
+from ckn_scale.evaluate.matching import centres_inside, overlap_regions, pair_regions, project_frames
 
 
 def rotation(angle_deg: float) -> np.ndarray:
@@ -231,3 +249,106 @@ def test_views_and_float_images_are_taken() -> None:
 def test_other_arrays_are_refused(image: np.ndarray) -> None:
     with pytest.raises(ValueError, match="luma must be"):
         detect_hessian_affine(image, KeypointSpec())
+
+
+def build(image: np.ndarray, *, saddles: bool = True) -> ScaleSpace:
+    return build_scale_space(image, threshold=0.1, saddles=saddles)
+
+
+def test_fit_quadratic_recovers_a_quadratic() -> None:
+    z, y, x = np.mgrid[-1:2, -1:2, -1:2].astype(float)
+    values = 2 * x - 3 * y + z - 4 * x * x - 3 * y * y - 2 * z * z + x * y + 0.5 * x * z - y * z
+    gradient, hessian = fit_quadratic(values[..., None])
+    np.testing.assert_allclose(gradient[:, 0], np.array([2, -3, 1]))
+    expected = np.array([[-8, 1, 0.5], [1, -6, -1], [0.5, -1, -4]])
+    np.testing.assert_allclose(hessian[..., 0], expected)
+
+
+def test_solve_symmetric_agrees_with_numpy() -> None:
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(50, 3, 3))
+    matrices, right = half + half.transpose(0, 2, 1), rng.normal(size=(50, 3))
+    expected = np.linalg.solve(matrices, right[..., None])[..., 0]
+    np.testing.assert_allclose(solve_symmetric(matrices.transpose(1, 2, 0), right.T).T, expected, rtol=1e-6)
+
+
+def test_solve_symmetric_of_a_singular_matrix_is_finite() -> None:
+    assert np.isfinite(solve_symmetric(np.zeros((3, 3, 2)), np.ones((3, 2)))).all()
+
+
+def test_is_blob_refuses_edges_and_saddles() -> None:
+    curvatures = [(-1, -1), (-10, -1.1), (-10, -0.9), (-1, 1), (-1, 0)]
+    hessian = np.zeros((3, 3, len(curvatures)))
+    hessian[0, 0], hessian[1, 1] = np.array(curvatures).T
+    assert is_blob(hessian).tolist() == [True, True, False, False, False]
+
+
+def test_refine_extrema_moves_less_than_a_pixel() -> None:
+    space = build(make_dead_leaves())
+    points = refine_extrema(space, space.extrema)
+    assert 0 < len(points) < len(space.extrema)
+    step_px = 2.0**points.octaves
+    assert ((points.sigma_px / step_px > 1.5) & (points.sigma_px / step_px < 5.1)).all()
+    assert np.isfinite(points.responses).all()
+
+
+def test_refine_extrema_of_none() -> None:
+    space = build(np.zeros((50, 50), np.uint8))
+    assert len(space.extrema) == 0
+    assert len(refine_extrema(space, space.extrema)) == 0
+
+
+def test_upright_shapes_invert_the_tensor() -> None:
+    """A Aᵀ is the inverse of the tensor with its diagonal raised, up to the determinant of 1."""
+    moments = np.array([[4, 1, 2], [1, 0, 1], [100, 0, 0]], float)
+    shapes = upright_shapes(moments)
+    assert not shapes[:, 0, 1].any()
+    np.testing.assert_allclose(np.linalg.det(shapes), 1, rtol=1e-6)
+    raised = np.array([[4.6, 1], [1, 2.6]])
+    expected = np.linalg.inv(raised) * np.sqrt(np.linalg.det(raised))
+    np.testing.assert_allclose(shapes[0] @ shapes[0].T, expected, rtol=1e-5)
+    np.testing.assert_allclose(shapes[1], np.eye(2), atol=1e-6)
+    ratio = np.linalg.cond(shapes[2])  # the most an edge can give
+    assert ratio == pytest.approx(np.sqrt(11), rel=1e-3)
+
+
+def test_upright_shapes_of_no_gradient_is_a_circle() -> None:
+    np.testing.assert_allclose(upright_shapes(np.zeros((1, 4))), [np.eye(2)], atol=1e-6)
+
+
+def test_estimate_frames_keeps_position_and_scale() -> None:
+    image = make_dead_leaves()
+    x, y, sigma = (np.array(v, np.float32) for v in ([40.5, 200], [100, 33.25], [2.5, 9]))
+    points = Points(np.array([0, 2]), x, y, sigma, np.ones(2, np.float32))
+    frames = estimate_frames(image, plan_octaves(*image.shape), points)
+    np.testing.assert_array_equal(frames[:, :, 2], np.stack([x, y], axis=1))
+    np.testing.assert_allclose(np.linalg.det(frames[:, :, :2]), sigma**2, rtol=1e-4)
+
+
+def test_peak_angles_of_one_direction() -> None:
+    histograms = np.zeros((2, NUM_BINS))
+    histograms[0, NUM_BINS // 4] = 1  # 90 degrees
+    histograms[1, [-1, 0]] = 1  # between the last bin and the first
+    np.testing.assert_allclose(
+        np.degrees(peak_angles(histograms)) % 360, [90, 360 - 180 / NUM_BINS], atol=0.01
+    )
+
+
+def test_peak_angles_of_nothing_is_zero() -> None:
+    assert peak_angles(np.zeros((1, NUM_BINS))).tolist() == [0]
+
+
+def test_turn_frames_by_hand() -> None:
+    frame = np.array([[[2, 0, 7], [1, 3, 8]]], np.float32)
+    turned = turn_frames(frame, np.array([np.pi / 2], np.float32))[0]
+    np.testing.assert_allclose(turned, [[0, -2, 7], [3, -1, 8]], atol=1e-6)
+
+
+@pytest.mark.parametrize("angle_deg", [0, 45, 100, 200, 333])
+def test_orient_frames_follows_a_ramp(angle_deg: float) -> None:
+    y, x = np.mgrid[:80, :80].astype(np.float32)
+    angle = np.radians(angle_deg)
+    space = build((np.cos(angle) * x + np.sin(angle) * y).astype(np.float32))
+    frames = np.array([[[3, 0, 40], [0, 3, 40]]], np.float32)
+    axis = orient_frames(space, np.array([0]), frames)[0, :, 0] / 3
+    assert np.degrees(np.arccos(np.clip(axis @ [np.cos(angle), np.sin(angle)], -1, 1))) < 3

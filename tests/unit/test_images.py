@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import image_corpus
 import numpy as np
@@ -24,7 +22,6 @@ from ckn_scale.core.images import (
     encode_thumbnail,
     fit_working_size,
     grey_to_bytes,
-    largest_decoding_bytes,
     resize_image,
     to_luma,
     turn_upright,
@@ -169,43 +166,9 @@ def test_bands_give_the_pixels_of_the_whole(name: str, monkeypatch: pytest.Monke
     np.testing.assert_array_equal(decode_image(data, SPEC), whole)
 
 
-def measure_peak_bytes(data: bytes, path: Path) -> int:
-    """What decoding adds to the peak memory of a process of its own."""
-    path.write_bytes(data)
-    code = """
-import re, sys
-from pathlib import Path
-from ckn_scale.core.images import decode_image
-from ckn_scale.core.specs import ImageSpec
-data = Path(sys.argv[1]).read_bytes()
-peak_kb = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
-before = peak_kb()
-decode_image(data, ImageSpec())
-print(peak_kb() - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    return 1024 * int(done.stdout)
-
-
-@pytest.mark.parametrize("kind", ["float", "RGBA", "16 bit", "progressive", "WebP"])
-def test_decoding_bytes_bounds_what_decoding_takes(kind: str, tmp_path: Path) -> None:
-    side_px = 3000
-    grey = np.tile(np.linspace(0, 255, side_px, dtype=np.float32), (side_px, 1))
-    rgb = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
-    data = {
-        "float": lambda: encode(Image.fromarray(grey), "TIFF"),
-        "RGBA": lambda: encode(np.dstack([rgb, rgb[..., 0]]), "PNG", compress_level=1),
-        "16 bit": lambda: encode(Image.fromarray(grey.astype(np.uint16) * 257), "PNG", compress_level=1),
-        "progressive": lambda: encode(rgb, "JPEG", progressive=True, subsampling=0),
-        "WebP": lambda: encode(rgb, "WEBP", quality=50, method=0),
-    }[kind]()
-    margin = 24 << 20  # bands, and what a decoder keeps whatever the size
-    assert measure_peak_bytes(data, tmp_path / "image") <= decoding_bytes(data) + margin
-
-
 def test_decoding_bytes_of_what_is_rejected_is_nothing() -> None:
     assert decoding_bytes(b"") == decoding_bytes(b"rubbish") == decoding_bytes(png_header(10**6, 10**6)) == 0
-    assert decoding_bytes(encode(make_photo(100, 100), "PNG")) == 390_000 < largest_decoding_bytes(SPEC)
+    assert decoding_bytes(encode(make_photo(100, 100), "PNG")) == 390_000
 
 
 def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +351,7 @@ def test_grey_to_bytes_by_hand(grey: np.ndarray, expected: list[int]) -> None:
 def test_to_luma_by_hand_and_of_grey() -> None:
     colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]], np.uint8)
     assert to_luma(colours).tolist() == [[76, 150, 29, 9]]
-    assert to_luma(colours[..., 0]) is not None
-    assert to_luma(colours[..., 0]).shape == (1, 4)
+    assert to_luma(colours[..., 0]).tolist() == [[255, 0, 0, 9]]
 
 
 def test_encode_thumbnail_fits_and_keeps_colour() -> None:

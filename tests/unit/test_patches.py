@@ -8,7 +8,7 @@ import pytest
 from dead_leaves import make_dead_leaves
 
 from ckn_scale.core.keypoints import Keypoints, empty_keypoints
-from ckn_scale.core.patches import choose_levels, extract_patches, patches_to_luma
+from ckn_scale.core.patches import choose_levels, extract_patches
 from ckn_scale.core.specs import PatchSpec
 
 
@@ -127,18 +127,3 @@ def test_choose_levels_by_hand() -> None:
     transforms = np.zeros((7, 2, 3))
     transforms[:, 0, 0], transforms[:, 1, 1] = pitches, 0.05
     assert choose_levels(transforms).tolist() == [0, 0, 0, 1, 1, 2, 3]
-
-
-def test_patches_to_luma_weights_the_channels() -> None:
-    patches = np.zeros((3, 8, 8, 3), np.uint8)
-    for k in range(3):
-        patches[k, ..., k] = 200
-    luma = patches_to_luma(patches)
-    assert luma.shape == (3, 8, 8)
-    assert luma[:, 0, 0].tolist() == [60, 117, 23]
-
-
-def test_patches_to_luma_leaves_grey_and_empty() -> None:
-    grey = np.zeros((2, 8, 8), np.uint8)
-    assert patches_to_luma(grey) is grey
-    assert patches_to_luma(np.zeros((0, 8, 8, 3), np.uint8)).shape == (0, 8, 8)

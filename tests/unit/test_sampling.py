@@ -66,3 +66,11 @@ def test_smallest_of_a_union_is_the_smallest_of_the_parts():
 def test_smallest_refuses_negative_counts():
     with pytest.raises(ValueError, match="-1"):
         smallest(np.zeros(3, np.uint64), -1)
+
+
+def test_smallest_of_floats_breaks_ties_by_index() -> None:
+    values = np.array([1, 3, 2, 3, 2, 2], np.float32)
+    assert smallest(-values, 3).tolist() == [1, 3, 2]
+    assert smallest(-values, 100).tolist() == [1, 3, 2, 4, 5, 0]
+    assert smallest(-values, 6).tolist() == [1, 3, 2, 4, 5, 0]
+    assert smallest(np.empty(0, np.float32), 3).tolist() == []

@@ -7,9 +7,10 @@ import faiss
 import numpy as np
 import pytest
 
-from ckn_scale.core import topk
-from ckn_scale.core.topk import merge_topk
-from ckn_scale.core.vector_index import VectorIndex, build_exact, import_faiss
+from ckn_scale.core import vector_index
+from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.vector_codes import SignCodec
+from ckn_scale.core.vector_index import NO_ID, SignIndex, VectorIndex, build_exact, build_signs, merge_topk
 from ckn_scale.errors import MissingDependency
 
 
@@ -80,7 +81,7 @@ def test_equal_rows_cost_one_more_pass_and_a_bounded_block(monkeypatch):
     passes, blocks = [], []
     for name, calls in (("nearest", passes), ("above", passes), ("vectors_at", blocks)):
         monkeypatch.setattr(index, name, recording(getattr(index, name), calls))
-    monkeypatch.setattr(topk, "SCORED_BYTES", 8 * 24 * 1000)
+    monkeypatch.setattr(vector_index, "SCORED_BYTES", 8 * 24 * 1000)
     assert index.search(vectors[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
     assert len(passes) == 2
     assert max(len(positions) for (positions,) in blocks) == 1000
@@ -195,3 +196,160 @@ def test_a_missing_faiss_is_one_sentence(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingDependency, match=r"pip install 'ckn-scale\[cpu\]'"):
         import_faiss()
+
+
+def row(*values):
+    return np.array([values], dtype=np.float32)
+
+
+def ids(*values):
+    return np.array([values], dtype=np.int64)
+
+
+def test_merge_topk_takes_the_best_of_all_lists():
+    values, found = merge_topk(
+        [row(0.9, 0.1), row(0.5, 0.4)], [ids(7, 3), ids(1, 2)], 3, larger_is_better=True
+    )
+    assert found.tolist() == [[7, 1, 2]]
+    assert values.tolist() == [[np.float32(0.9), np.float32(0.5), np.float32(0.4)]]
+    assert values.dtype == np.float32
+    assert found.dtype == np.int64
+
+
+def test_merge_topk_follows_the_stated_direction():
+    lists = [row(0.9, 0.1), row(0.5, 0.4)], [ids(7, 3), ids(1, 2)]
+    assert merge_topk(*lists, 2, larger_is_better=False)[1].tolist() == [[3, 2]]
+
+
+def test_merge_topk_breaks_ties_by_id():
+    lists = [row(0.5, 0.5), row(0.5, 0.5)], [ids(9, 4), ids(2, 30)]
+    for larger in (True, False):
+        assert merge_topk(*lists, 3, larger_is_better=larger)[1].tolist() == [[2, 4, 9]]
+
+
+def test_merge_topk_does_not_depend_on_the_order_of_the_lists():
+    rng = np.random.default_rng(0)
+    values = [rng.integers(0, 5, (4, 6)).astype(np.float32) for _ in range(3)]
+    found = [rng.permutation(100)[:24].reshape(4, 6) + 100 * part for part in range(3)]
+    once = merge_topk(values, found, 5, larger_is_better=True)
+    again = merge_topk(values[::-1], found[::-1], 5, larger_is_better=True)
+    np.testing.assert_array_equal(once[0], again[0])
+    np.testing.assert_array_equal(once[1], again[1])
+
+
+def test_merge_topk_puts_missing_entries_last():
+    values, found = merge_topk([row(99.0, 0.3)], [ids(NO_ID, 5)], 3, larger_is_better=True)
+    assert found.tolist() == [[5, NO_ID]]
+    assert values.tolist() == [[np.float32(0.3), -np.inf]]
+
+
+def test_merge_topk_cuts_k_to_what_there_is():
+    values, found = merge_topk([row(0.3), row(0.4, 0.2)], [ids(5), ids(6, 7)], 10**12, larger_is_better=True)
+    assert found.tolist() == [[6, 5, 7]]
+    assert values.shape == (1, 3)
+
+
+def test_merge_topk_keeps_a_real_entry_before_a_filler_of_the_same_value():
+    found = merge_topk([row(-np.inf, -np.inf)], [ids(NO_ID, 8)], 1, larger_is_better=True)[1]
+    assert found.tolist() == [[8]]
+
+
+def test_merge_topk_of_no_queries_is_empty():
+    empty = np.empty((0, 3), dtype=np.float32)
+    values, found = merge_topk([empty], [empty.astype(np.int64)], 2, larger_is_better=True)
+    assert values.shape == found.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "k", "message"),
+    [
+        ([row(1)], [ids(1)], 0, "k must be ≥ 1, got 0"),
+        ([], [], 1, "got 0 and 0"),
+        ([row(1)], [ids(1), ids(2)], 1, "got 1 and 2"),
+        ([row(1, 2)], [ids(1)], 1, "(1, 2)"),
+        ([row(np.nan)], [ids(1)], 1, "NaN"),
+    ],
+)
+def test_merge_topk_refuses_bad_input(values, found, k, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        merge_topk(values, found, k, larger_is_better=True)
+
+
+DIM = 512
+CODEC = SignCodec(DIM)
+
+
+def sign_rows(count, seed=0):
+    rows = np.random.default_rng(seed).normal(size=(count, DIM))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def build_rows(rows, ids=None):
+    return build_signs(CODEC.encode(rows), np.arange(len(rows)) if ids is None else ids, DIM)
+
+
+def test_search_agrees_with_the_decoded_vectors():
+    rows, queries = sign_rows(300), sign_rows(6, seed=1) + 0.7 * sign_rows(300)[:6]
+    index = build_rows(rows, np.arange(300) * 3)
+    similarity, ids = index.search(queries, 8)
+    expected = queries @ CODEC.decode(CODEC.encode(rows)).T
+    np.testing.assert_allclose(similarity, np.take_along_axis(expected, ids // 3, axis=1), atol=3e-3)
+    assert ids[:, 0].tolist() == [0, 3, 6, 9, 12, 15]
+    assert (index.rows, index.dim) == (300, DIM)
+    np.testing.assert_array_equal(index.vector(5), CODEC.decode(CODEC.encode(rows[5:6]))[0])
+
+
+@pytest.mark.parametrize("num_shards", [2, 7])
+def test_sharded_search_of_signs_equals_unsharded_bit_for_bit_with_duplicates(num_shards):
+    rows = np.repeat(sign_rows(60), 4, axis=0)[np.random.default_rng(2).permutation(240)]
+    queries = sign_rows(6, seed=3)
+    whole = build_rows(rows).search(queries, 10)
+    parts = [
+        build_rows(rows[chunk], chunk).search(queries, 10)
+        for chunk in np.array_split(np.arange(240), num_shards)
+    ]
+    merged = merge_topk([p[0] for p in parts], [p[1] for p in parts], 10, larger_is_better=True)
+    np.testing.assert_array_equal(merged[1], whole[1])
+    np.testing.assert_array_equal(merged[0], whole[0])
+
+
+def test_search_breaks_ties_by_id_however_many_there_are():
+    rows = np.tile(sign_rows(1), (300, 1))
+    assert build_rows(rows).search(rows[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_search_of_signs_does_not_depend_on_the_other_queries_or_threads():
+    index, queries = build_rows(sign_rows(200)), sign_rows(40, seed=4)
+    together = index.search(queries, 4, threads=2)
+    for row, query in enumerate(queries):
+        alone = index.search(query[None], 4)
+        np.testing.assert_array_equal(together[0][row], alone[0][0])
+        np.testing.assert_array_equal(together[1][row], alone[1][0])
+
+
+def test_k_is_cut_to_the_rows_and_nothing_gives_nothing():
+    assert build_rows(sign_rows(2), np.array([4, 9])).search(sign_rows(1), 10**9)[1].shape == (1, 2)
+    assert build_rows(sign_rows(0)).search(sign_rows(1), 3)[1].shape == (1, 0)
+    assert build_rows(sign_rows(2)).search(sign_rows(0), 3)[0].shape == (0, 2)
+    with pytest.raises(ValueError, match="k must be ≥ 1, got 0"):
+        build_rows(sign_rows(2)).search(sign_rows(1), 0)
+
+
+def test_a_mapped_file_answers_the_same_and_equal_input_gives_equal_bytes(tmp_path):
+    rows = sign_rows(30)
+    data = build_rows(rows).to_bytes()
+    assert data == build_rows(rows).to_bytes()
+    (tmp_path / "shard.faiss").write_bytes(data)
+    mapped = SignIndex(faiss.read_index(str(tmp_path / "shard.faiss"), faiss.IO_FLAG_MMAP_IFC), DIM)
+    np.testing.assert_array_equal(mapped.search(rows[:3], 4)[0], build_rows(rows).search(rows[:3], 4)[0])
+    np.testing.assert_array_equal(mapped.ids, np.arange(30))
+
+
+def test_bad_input_is_refused():
+    codes = CODEC.encode(sign_rows(2))
+    with pytest.raises(ValueError, match=re.escape("1 ids need codes (1, 72), got (2, 72)")):
+        build_signs(codes, np.array([1]), DIM)
+    with pytest.raises(ValueError, match="ids must ascend, got 5 before 5"):
+        build_signs(codes, np.array([5, 5]), DIM)
+    with pytest.raises(ValueError, match="expected an IndexRaBitQ of 512 numbers, got IndexFlatIP of 4"):
+        SignIndex(faiss.IndexIDMap(faiss.IndexFlatIP(4)), DIM)

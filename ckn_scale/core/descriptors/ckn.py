@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn import Ckn, CknEncoder, check_patches, pad_batches, parse_dtype
-from ckn_scale.core.projection import Projection, project_rows
-
-Part = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]  # arrays and JSON-able facts of one model
+from ckn_scale.core.ckn import CknEncoder, check_patches, encode_patches, pad_batches, parse_dtype
+from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.ckn_training import train_ckn
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.pca import Projection, fit_projection, project_rows
+from ckn_scale.core.specs import ChannelSpec, CknTrainingSpec
 
 
 class CknDescriptor:
@@ -53,40 +55,52 @@ class CknDescriptor:
         out = np.empty((len(patches), self.dim), np.float32)
         for start, batch in pad_batches(patches, self._encoder.batch_size):
             rows = out[start : start + self._encoder.batch_size]
-            rows[:] = self._describe_batch(batch)[: len(rows)].cpu().numpy()
+            with torch.inference_mode():
+                pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None)
+                norms = None
+                if self._factor is not None:
+                    cells = (pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T).view(
+                        len(pooled), -1
+                    )
+                    norms = torch.linalg.vector_norm(cells, dim=1, dtype=torch.float32)
+                projected = project_rows(pooled, self._matrix, self._offset, norms)
+            rows[:] = projected[: len(rows)].cpu().numpy()
         return out
 
-    def _describe_batch(self, patches: np.ndarray) -> Tensor:
-        with torch.inference_mode():
-            pooled = self._encoder.encode_batch(patches, last_factor=self._factor is None)
-            return project_rows(pooled, self._matrix, self._offset, self._measure_norms(pooled))
-
-    def _measure_norms(self, pooled: Tensor) -> Tensor | None:
-        if self._factor is None:
-            return None
-        cells = pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T
-        return torch.linalg.vector_norm(cells.view(len(pooled), -1), dim=1, dtype=torch.float32)
-
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Both models as one; `from_arrays` reads it, `from_parts` reads them apart."""
-        ckn_arrays, ckn_meta = self.ckn.to_arrays()
-        projection_arrays, projection_meta = self.projection.to_arrays()
-        arrays = {f"ckn.{name}": array for name, array in ckn_arrays.items()}
-        arrays |= {f"projection.{name}": array for name, array in projection_arrays.items()}
-        return arrays, {"ckn": ckn_meta, "projection": projection_meta}
+    def to_part(self) -> ModelPart:
+        """Both models as one; `from_part` reads it, `from_parts` reads them apart."""
+        ckn, projection = self.ckn.to_part(), self.projection.to_part()
+        arrays = {f"ckn.{name}": array for name, array in ckn.arrays.items()}
+        arrays |= {f"projection.{name}": array for name, array in projection.arrays.items()}
+        return ModelPart(arrays, {"ckn": ckn.metadata, "projection": projection.metadata})
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], **options: Any
-    ) -> CknDescriptor:
+    def from_part(cls, part: ModelPart, **options: Any) -> CknDescriptor:
         """`options` are batch_size, device and dtype, which are no part of the model."""
-        ckn = _strip_prefix(arrays, "ckn."), meta["ckn"]
-        projection = _strip_prefix(arrays, "projection."), meta["projection"]
+        ckn = ModelPart(_strip_prefix(part.arrays, "ckn."), part.metadata["ckn"])
+        projection = ModelPart(_strip_prefix(part.arrays, "projection."), part.metadata["projection"])
         return cls.from_parts(ckn, projection, **options)
 
     @classmethod
-    def from_parts(cls, ckn: Part, projection: Part, **options: Any) -> CknDescriptor:
-        return cls(Ckn.from_arrays(*ckn), Projection.from_arrays(*projection), **options)
+    def from_parts(cls, ckn: ModelPart, projection: ModelPart, **options: Any) -> CknDescriptor:
+        return cls(Ckn.from_part(ckn), Projection.from_part(projection), **options)
+
+
+def train_descriptor(
+    patches: np.ndarray,
+    channel: ChannelSpec,
+    training: CknTrainingSpec,
+    *,
+    device: str = "cpu",
+    **options: Any,
+) -> CknDescriptor:
+    """A channel learned from patches (N, S, S, 3) in one go; the training steps do the same in shards.
+
+    `options` are batch_size and dtype.
+    """
+    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=device)
+    rows = encode_patches(ckn, patches[: channel.projection.num_descriptors], device=device, **options)
+    return CknDescriptor(ckn, fit_projection(rows, channel.projection), device=device, **options)
 
 
 def fold_factor(ckn: Ckn, projection: Projection) -> tuple[Tensor | None, np.ndarray]:

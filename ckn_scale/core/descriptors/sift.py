@@ -65,7 +65,8 @@ class SiftDescriptor:
 def cell_matrix(side: int) -> np.ndarray:
     """(4, side) float32: the share of each pixel that falls to each cell, linear between centres."""
     positions = (np.arange(side) + 0.5) * _CELLS / side - 0.5
-    return np.maximum(0, 1 - np.abs(positions - np.arange(_CELLS)[:, None])).astype(np.float32)
+    shares: np.ndarray = np.maximum(0, 1 - np.abs(positions - np.arange(_CELLS)[:, None])).astype(np.float32)
+    return shares
 
 
 def make_histograms(luma: Tensor, pooling: Tensor) -> Tensor:

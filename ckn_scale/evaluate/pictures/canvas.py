@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 INK, PAPER, FAINT = (32, 33, 36), (255, 255, 255), (218, 220, 224)
-# Told apart by most colour-blind readers; in order of use.
+# Most colour-blind readers can distinguish them; in order of use.
 PALETTE = (
     (0, 114, 178),
     (213, 94, 0),
@@ -125,10 +125,12 @@ def outline_regions(frames: np.ndarray, scale: float, *, num_corners: int = 48) 
     """(N, num_corners, 2): the ellipses of `scale` detection scales."""
     angles = np.arange(num_corners) * 2 * np.pi / num_corners
     circle = scale * np.stack([np.cos(angles), np.sin(angles)])  # (2, C)
-    return (frames[:, :, :2] @ circle + frames[:, :, 2:]).transpose(0, 2, 1)
+    outlines: np.ndarray = (frames[:, :, :2] @ circle + frames[:, :, 2:]).transpose(0, 2, 1)
+    return outlines
 
 
 def outline_squares(frames: np.ndarray, half_side: float) -> np.ndarray:
     """(N, 4, 2): the squares that become patches."""
     corners = half_side * np.array([[-1.0, 1, 1, -1], [-1, -1, 1, 1]])
-    return (frames[:, :, :2] @ corners + frames[:, :, 2:]).transpose(0, 2, 1)
+    outlines: np.ndarray = (frames[:, :, :2] @ corners + frames[:, :, 2:]).transpose(0, 2, 1)
+    return outlines

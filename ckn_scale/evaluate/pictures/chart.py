@@ -1,101 +1,63 @@
-"""A small line chart: drawn at three times its size, then shrunk, so that lines are smooth."""
+"""Line charts by matplotlib, which is an extra: `pip install 'ckn-scale[charts]'`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
-from PIL import Image, ImageDraw
 
-from ckn_scale.evaluate.pictures.canvas import FAINT, INK, PALETTE, PAPER, Colour, load_font
+from ckn_scale.errors import MissingDependency
+from ckn_scale.evaluate.pictures.canvas import FAINT, INK, PALETTE
 
-OVERSIZE = 3
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 40, 48  # margins, px
-TEXT_PX, TITLE_PX = 13, 16
+PANEL_INCHES = (4.2, 3.2)
+DOTS_PER_INCH = 100
 
 
 @dataclass(frozen=True)
-class Axis:
-    label: str
-    low: float
-    high: float
-    ticks: Sequence[float]
+class Panel:
+    """One chart: `curves[name]` has a value for each of `x`."""
 
-    def share(self, value: float) -> float:
-        return (value - self.low) / (self.high - self.low)
-
-
-def draw_chart(
-    title: str,
-    x: Axis,
-    y: Axis,
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    *,
-    size_px: tuple[int, int] = (420, 320),
-    legend: bool = True,
-) -> np.ndarray:
-    """(H, W, 3) uint8: one line per curve, each a pair of arrays x and y."""
-    panel = _Panel(x, y, size_px)
-    panel.draw_axes(title)
-    for position, (xs, ys) in enumerate(curves.values()):
-        panel.draw_curve(xs, ys, PALETTE[position % len(PALETTE)])
-    if legend:
-        panel.draw_legend(list(curves))
-    return panel.finish()
+    title: str
+    x_label: str
+    x: Sequence[float]
+    curves: Mapping[str, np.ndarray]
 
 
-class _Panel:
-    def __init__(self, x: Axis, y: Axis, size_px: tuple[int, int]) -> None:
-        self.x, self.y, self.size_px = x, y, size_px
-        self.picture = Image.new("RGB", (size_px[0] * OVERSIZE, size_px[1] * OVERSIZE), PAPER)
-        self.pen = ImageDraw.Draw(self.picture)
+def require_matplotlib() -> None:
+    """MissingDependency, which names the extra, where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("charts need matplotlib: pip install 'ckn-scale[charts]'") from error
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        width, height = self.size_px[0] - LEFT - RIGHT, self.size_px[1] - TOP - BOTTOM
-        left = LEFT + width * self.x.share(x)
-        top = TOP + height * (1 - self.y.share(y))
-        return left * OVERSIZE, top * OVERSIZE
 
-    def line(self, points: Sequence[tuple[float, float]], colour: Colour, width_px: float) -> None:
-        self.pen.line(list(points), fill=colour, width=round(width_px * OVERSIZE), joint="curve")
+def draw_panels(panels: Sequence[Panel], *, y_label: str, y_limits: tuple[float, float]) -> np.ndarray:
+    """(H, W, 3) uint8: panels side by side with one y axis; the legend is in the first."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def text(self, text: str, at: tuple[float, float], anchor: str, size_px: int = TEXT_PX) -> None:
-        font = load_font(size_px * OVERSIZE)
-        self.pen.text(at, text, fill=INK, font=font, anchor=anchor)
+    ink, grid = _to_unit(INK), _to_unit(FAINT)
+    size = (len(panels) * PANEL_INCHES[0], PANEL_INCHES[1])
+    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")  # no pyplot: it keeps global state
+    canvas = FigureCanvasAgg(figure)
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        for position, (name, values) in enumerate(panel.curves.items()):
+            colour = _to_unit(PALETTE[position % len(PALETTE)])
+            axes.plot(panel.x, values, color=colour, marker="o", markersize=4, label=name)
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=y_label, xticks=panel.x, ylim=y_limits)
+        axes.grid(color=grid)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=ink)
+        if panel is panels[0]:
+            axes.legend(loc="lower right", frameon=False)
+    canvas.draw()
+    picture: np.ndarray = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    return picture
 
-    def draw_axes(self, title: str) -> None:
-        x, y = self.x, self.y
-        for tick in y.ticks:
-            self.line([self.place(x.low, tick), self.place(x.high, tick)], FAINT, 1)
-            left, top = self.place(x.low, tick)
-            self.text(f"{tick:g}", (left - 6 * OVERSIZE, top), "rm")
-        for tick in x.ticks:
-            self.line([self.place(tick, y.low), self.place(tick, y.high)], FAINT, 1)
-            left, top = self.place(tick, y.low)
-            self.text(f"{tick:g}", (left, top + 6 * OVERSIZE), "mt")
-        self.line([self.place(x.low, y.high), self.place(x.low, y.low), self.place(x.high, y.low)], INK, 1.2)
-        middle = (LEFT + (self.size_px[0] - LEFT - RIGHT) / 2) * OVERSIZE
-        self.text(x.label, (middle, (self.size_px[1] - 8) * OVERSIZE), "mb")
-        self.text(title, (middle, 14 * OVERSIZE), "mm", TITLE_PX)
-        self.text(y.label, (6 * OVERSIZE, (TOP - 10) * OVERSIZE), "lb")
 
-    def draw_curve(self, xs: np.ndarray, ys: np.ndarray, colour: Colour) -> None:
-        points = [self.place(*point) for point in zip(xs.tolist(), ys.tolist(), strict=True)]
-        self.line(points, colour, 2)
-        radius = 3 * OVERSIZE
-        for left, top in points:
-            self.pen.ellipse((left - radius, top - radius, left + radius, top + radius), fill=colour)
-
-    def draw_legend(self, names: Sequence[str]) -> None:
-        left, bottom = self.place(self.x.high, self.y.low)
-        top = bottom - (len(names) * (TEXT_PX + 6) + 6) * OVERSIZE
-        for position, name in enumerate(names):
-            middle = top + (position + 0.5) * (TEXT_PX + 6) * OVERSIZE
-            self.text(name, (left - 38 * OVERSIZE, middle), "rm")
-            ends = [(left - 32 * OVERSIZE, middle), (left - 8 * OVERSIZE, middle)]
-            self.line(ends, PALETTE[position % len(PALETTE)], 3)
-
-    def finish(self) -> np.ndarray:
-        return cv2.resize(np.array(self.picture), self.size_px, interpolation=cv2.INTER_AREA)
+def _to_unit(colour: tuple[int, int, int]) -> tuple[float, float, float]:
+    red, green, blue = colour
+    return red / 255, green / 255, blue / 255

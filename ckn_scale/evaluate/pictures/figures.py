@@ -8,6 +8,7 @@ import torch
 
 from ckn_scale.core.ckn_inputs import InputSubpatches
 from ckn_scale.core.ckn_model import Ckn
+from ckn_scale.core.images import to_luma
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.specs import CknSpec, LayerSpec
 from ckn_scale.evaluate.matching import REGION_SCALES, match_greedily, measure_distances
@@ -95,7 +96,7 @@ def spread_keypoints(keypoints: Keypoints, count: int) -> Keypoints:
 
 def fade(image: np.ndarray, share: float) -> np.ndarray:
     """Towards grey, so that what is drawn on it stands out."""
-    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    grey = cv2.cvtColor(to_luma(image), cv2.COLOR_GRAY2RGB)
     return cv2.addWeighted(grey, share * 0.75, image, 1 - share, 20)
 
 
@@ -153,7 +154,7 @@ def draw_matches(
 def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
     """First-layer filters of `raw` or `white` as small colour images, each at full brightness.
 
-    Sorted by how much they vary, so that plain colours stand first.
+    Sorted by how much they vary, so that plain colours come first.
     """
     layer = ckn.layers[0]
     side = layer.spec.patch_px
@@ -168,7 +169,10 @@ def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
 def show_filter(values: np.ndarray, *, signed: bool) -> np.ndarray:
     """As colours of full brightness; signed values around grey."""
     unit = values / max(np.abs(values).max(), 1e-12)
-    return np.round(127.5 * (1 + unit) if signed else 255 * np.maximum(unit, 0)).astype(np.uint8)
+    colours: np.ndarray = np.round(127.5 * (1 + unit) if signed else 255 * np.maximum(unit, 0)).astype(
+        np.uint8
+    )
+    return colours
 
 
 def draw_inputs(patches: np.ndarray, *, caption: str) -> np.ndarray:
@@ -199,7 +203,8 @@ def whiten_patches(patches: np.ndarray) -> np.ndarray:
         count[dy : dy + side, dx : dx + side] += 1
     maps = total / count
     reach = 2.5 * maps.std(axis=(1, 2, 3), keepdims=True)
-    return np.clip(127.5 + 127.5 * maps / np.maximum(reach, 1e-12), 0, 255).astype(np.uint8)
+    shown: np.ndarray = np.clip(127.5 + 127.5 * maps / np.maximum(reach, 1e-12), 0, 255).astype(np.uint8)
+    return shown
 
 
 def differentiate_patches(patches: np.ndarray) -> np.ndarray:

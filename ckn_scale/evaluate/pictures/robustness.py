@@ -10,8 +10,8 @@ import numpy as np
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.specs import PatchSpec
-from ckn_scale.evaluate.pictures.canvas import add_caption, place_side_by_side
-from ckn_scale.evaluate.pictures.chart import Axis, draw_chart
+from ckn_scale.evaluate.pictures.canvas import add_caption
+from ckn_scale.evaluate.pictures.chart import Panel, draw_panels
 
 ANGLES_DEG = (0, 5, 10, 15, 20, 30, 40)
 ZOOMS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)
@@ -61,7 +61,7 @@ def measure_robustness(
     spec: PatchSpec,
     disturbance: Disturbance,
 ) -> np.ndarray:
-    """Mean distance to the undisturbed patch's descriptor, 1 being that between two unlike patches."""
+    """Mean distance to the undisturbed patch's descriptor, 1 being that between two different patches."""
     rows = describe(extract_patches(image, keypoints, spec))
     apart = np.linalg.norm(rows - np.roll(rows, len(rows) // 2, axis=0), axis=1).mean()
     distances = []
@@ -74,13 +74,6 @@ def measure_robustness(
 
 
 def draw_robustness(curves: Mapping[str, Mapping[str, np.ndarray]], *, caption: str) -> np.ndarray:
-    """`curves[disturbance title][descriptor name]`: one panel each."""
-    panels = []
-    for position, one in enumerate(DISTURBANCES):
-        amounts = np.array(one.amounts, float)
-        ticks = ANGLES_DEG[::2] if one.label == "degrees" else one.amounts[::2]
-        x = Axis(one.label, float(amounts.min()), float(amounts.max()), [float(tick) for tick in ticks])
-        y = Axis("distance", 0.0, 1.0, [0, 0.25, 0.5, 0.75, 1.0])
-        lines = {name: (amounts, ys) for name, ys in curves[one.title].items()}
-        panels.append(draw_chart(one.title, x, y, lines, legend=position == 0))
-    return add_caption(place_side_by_side(panels)[0], caption)
+    """(H, W, 3) uint8: a panel for each disturbance; `curves[disturbance title][descriptor name]`."""
+    panels = [Panel(one.title, one.label, one.amounts, curves[one.title]) for one in DISTURBANCES]
+    return add_caption(draw_panels(panels, y_label="distance", y_limits=(0.0, 1.0)), caption)

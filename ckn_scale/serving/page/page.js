@@ -1,6 +1,6 @@
 "use strict";
 
-// The page of one server: choose an image, perhaps a part of it, and see the most alike indexed ones.
+// The page of one server: choose an image, perhaps a part of it, and see the most similar indexed ones.
 
 const BODY_LIMIT_BYTES = 16 * 2 ** 20; // base64 makes a file a third larger
 const FRAME_HINT = "Draw a frame on the image to search for a part of it.";
@@ -132,7 +132,7 @@ function makeHit(hit, position) {
   return item;
 }
 
-// The end of an address tells images apart; the whole of it is the element's title.
+// The end of an address distinguishes images; the whole of it is the element's title.
 function shorten(uri) {
   const parts = uri.split("/");
   return parts.length > 3 ? `…/${parts.slice(-2).join("/")}` : uri;

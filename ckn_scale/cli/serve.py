@@ -1,0 +1,85 @@
+"""`ckn-scale serve`, and the demo, which ends in a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckn_scale.cli.options import Ray, Run
+from ckn_scale.cli.output import announce
+from ckn_scale.errors import InputError
+
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Where HTTP is answered.")]
+
+
+def serve(
+    run: Run,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback with keys.")] = "127.0.0.1",
+    port: Port = 8000,
+    shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
+    ray: Ray = "local",
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with one API key per line.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
+) -> None:
+    """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz.
+
+    \b
+    ckn-scale serve run/
+    ckn-scale serve s3://bucket/run --ray auto --host 0.0.0.0 --api-key-file keys.txt
+    """
+    announce(f"opening {run}")
+    from ckn_scale.serving.app import Serving, serve_run
+
+    def report(serving: Serving) -> None:
+        print(f"serving version {serving.version} of {run} at {serving.url}  (Ctrl-C ends it)", flush=True)
+        if serving.api_key is not None:
+            print(f"API key, generated for this call: {serving.api_key}", flush=True)
+
+    serve_run(
+        run,
+        host=host,
+        port=port,
+        shard_groups=shard_groups,
+        ray_address="auto" if ray == "auto" else None,  # Ray's own "local" has no token and is open to others
+        api_keys=_read_keys(api_key_file),
+        insecure=insecure,
+        on_ready=report,
+    )
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise InputError(f"cannot read the keys in {path}: {error.strerror}") from None
+    if not keys:
+        raise InputError(f"{path} holds no key")
+    return keys
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option(help="Where it works; what an earlier demo left there is removed.")
+    ] = Path("demo-out"),
+    port: Port = 8000,
+    once: Annotated[bool, typer.Option("--once", help="End by itself after the queries.")] = False,
+) -> None:
+    """Index, serve and query a small photo set: the whole path, with a page to try at the end.
+
+    \b
+    ckn-scale demo --once
+    """
+    announce(f"making the photo set in {folder}")
+    from ckn_scale.cli.progress import ProgressDisplay
+    from ckn_scale.demo import run_demo
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    with ProgressDisplay() as display:
+        if not run_demo(folder, port=port, once=once, say=say, on_progress=display.show_step):
+            raise typer.Exit(1)
