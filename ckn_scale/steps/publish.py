@@ -172,7 +172,7 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
-    usable, replaced = candidate.states.get("ok", 0), manifest.extra["replaced"]
+    usable, replaced = candidate.states.get("ok", 0), manifest.replaced
     if manifest.rows != usable - replaced:
         raise RunFailed(
             f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "

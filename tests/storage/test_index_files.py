@@ -61,7 +61,7 @@ def test_a_side_table_comes_back_mapped_and_does_not_depend_on_its_chunks(store)
 def test_a_manifest_comes_back_equal(store):
     shard = write_shard(store, np.array([4, 7, 9]))
     models = {"encoder": StoredFile("models/x", "00", 1)}
-    manifest = IndexManifest("b", 16, 3, models, (shard,), extra={"generation": 2})
+    manifest = IndexManifest("b", 16, 3, models, (shard,), generation=2, replaced=1)
     file = write_manifest(store, "index/b-1", manifest)
     assert read_manifest(store, file) == manifest
 
