@@ -23,13 +23,15 @@ from ckn_scale.cli.output import ANNOUNCEMENTS
 from ckn_scale.cli.search import search
 from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
-from ckn_scale.cli.status import digest, failures, gc, status
+from ckn_scale.cli.status import digest, failures, gc, status, verify
+from ckn_scale.cli.versions import rollback, versions
 from ckn_scale.errors import CknScaleError
 
 VERBS = (
     index,
     *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
-    *(status, failures, digest, gc),
+    *(status, failures, verify, digest, gc),
+    *(versions, rollback),
     *(search, serve, demo),
 )
 
