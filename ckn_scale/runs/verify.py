@@ -199,7 +199,7 @@ class _Verifier:
         self.result.files += 1
         self.result.size_bytes += version.manifest.size_bytes
         planned = sum(one.num_images for one in self.segments if one.number <= version.segments)
-        usable = version.states.get("ok", 0) - manifest.extra.get("replaced", 0)
+        usable = version.states.get("ok", 0) - manifest.replaced
         compared = {
             "builds": (manifest.build, version.build),
             "rows": (manifest.rows, version.rows),
