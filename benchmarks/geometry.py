@@ -1,12 +1,13 @@
 """Geometric verification: how near the transform of two images comes to the true one, and what it takes.
 
-    python benchmarks/geometry.py --scenes OXFORD_AFFINE --train-images PHOTOS [--json FILE]
+    python benchmarks/geometry.py --scenes OXFORD_AFFINE --train-images PHOTOS [--unrelated FOLDER]
 
 Scenes have the homographies from their first image to each other. Regions of both images are matched (mutual
 nearest descriptors) and verified by `core/geometry.py`; OpenCV's MAGSAC gets the same matches. Error: the
 median distance between where the estimated and the true homography take a grid of points of image 1 that
 image 2 shows, in pixels. Milliseconds: CPU time of the verification alone, one thread, the median of some
-runs. A descriptor is learned on PHOTOS with the preset's settings; `rootsift@12` says another region.
+runs. With FOLDER (Holidays, say), inliers of pairs that have nothing in common. A descriptor is learned on
+PHOTOS with the preset's settings; `rootsift@12` says another region.
 
 Then, on generated points, the stages of a search: selective matching of 1,000 candidates, tentative matches
 of 100, geometry of 100 with 100 matches each (a third of them right in half of the candidates, else none).
@@ -46,7 +47,7 @@ from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import fit_member, parse_requests
 from ckn_scale.evaluate.matching import measure_distances
 from ckn_scale.evaluate.patch_table import ANY_PIXELS
-from ckn_scale.evaluate.regions import KeyedDescriptor, RegionReader, describe_regions
+from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
 from ckn_scale.evaluate.report import format_table
 from ckn_scale.evaluate.scenes import Scene, read_scenes
 from ckn_scale.evaluate.training_images import TrainingPatches, find_images
@@ -54,6 +55,7 @@ from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 MAGSAC_PX = 3.0
 GRID_STEP_PX = 20
 LAPS = 5
+NUM_UNRELATED = 50  # pairs
 
 
 def time_call(call: Callable[[], Any], laps: int = LAPS) -> tuple[Any, float]:
@@ -102,6 +104,24 @@ def measure_scene(
             "magsac_error_px": measure_error(rival[0], homography, *sizes),
             "magsac_ms": rival_ms,
         }
+
+
+def count_chance(folder: Path, fitted: list[KeyedDescriptor], reader: RegionReader) -> list[int]:
+    """Inliers of pairs of images that lie half a folder apart, ascending."""
+    paths, counts = find_images(folder), []
+    half = len(paths) // 2
+    for position in range(0, half, max(1, half // NUM_UNRELATED)):
+        files = [ImageFile(paths[position + shift]) for shift in (0, half)]
+        found = [reader.detect(file) for file in files]
+        rows = [
+            np.concatenate([describe_regions(reader, file, one)[0] for one in fitted], axis=1)
+            for file in files
+        ]
+        i, j = match_mutually(measure_distances(*rows))
+        frames = found[0].keypoints.frames[i], found[1].keypoints.frames[j]
+        sizes = [(one.width_px, one.height_px) for one in found]
+        counts.append(len(verify_matches(*frames, *sizes).inliers))
+    return sorted(counts)
 
 
 def run_magsac(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray | None, int]:
@@ -183,6 +203,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--scenes", type=Path, required=True, help="a folder of scenes with homographies")
     parser.add_argument("--train-images", type=Path, required=True)
+    parser.add_argument("--unrelated", type=Path, help="a folder; images half of it apart share nothing")
     parser.add_argument("--descriptors", default="ckn,rootsift,rootsift@12")
     parser.add_argument("--preset", default="compact")
     parser.add_argument("--cache", type=Path)
@@ -195,7 +216,7 @@ def main() -> None:
     set_compute_threads(1)
     settings, cache = load_settings(arguments.preset), ContentCache(arguments.cache)
     images = replace(settings.images, max_pixels=ANY_PIXELS, min_side_px=1, exif_orientation=False)
-    scenes, results = read_scenes(arguments.scenes), []
+    scenes, results, unrelated = read_scenes(arguments.scenes), [], {}
     header = ["scene", "pair", "matches", "kind", "inliers", "error px", "ms"]
     for request in arguments.descriptors.split(","):
         name, _, at = request.partition("@")
@@ -217,10 +238,17 @@ def main() -> None:
         ]
         print(f"\n{name}, region {region:g}:\n")
         print(format_table([*header, "MAGSAC inliers", "error px", "ms"], cells), flush=True)
+        if arguments.unrelated is not None:
+            photos = replace(reader, images=settings.images)
+            unrelated[request] = counts = count_chance(arguments.unrelated, fitted, photos)
+            print(
+                f"\n{len(counts)} unrelated pairs: {counts[len(counts) // 2]} inliers in the median, ", end=""
+            )
+            print(f"{counts[-1]} at most")
     stages = time_stages()
     print("\n" + format_table(["stage, one thread", "ms"], [[name, f"{ms:.1f}"] for name, ms in stages]))
     if arguments.json is not None:
-        content = {"pairs": results, "stages_ms": dict(stages)}
+        content = {"pairs": results, "unrelated_inliers": unrelated, "stages_ms": dict(stages)}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
