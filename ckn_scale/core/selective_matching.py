@@ -24,7 +24,7 @@ from ckn_scale.core.specs import MAX_WORDS
 SELECTIVITY = 3.0  # the power of a similarity
 MIN_SIMILARITY = 0.1  # of two codes, from −1 to 1: below it a word counts nothing
 NUM_ASSIGNMENTS = 3  # words of a query's point
-MAX_HAMMING = 48  # of 128 bits, between tentative matches
+MAX_HAMMING = 52  # of 128 bits, between tentative matches
 _CODE_BYTES = NUM_CODE_BITS // 8
 
 
