@@ -101,6 +101,7 @@ class _Verifier:
         self.generations: list[Generation] = run.models.read_all()[0]
         self.learned = bool(self.generations)
         self.manifests: dict[int, IndexManifest] = {}  # by version
+        self.opened: dict[str, IndexManifest | None] = {}  # by path
         self.named: dict[str, _Check] = {}  # files whose bytes are compared, by path
         self.result = Verification(
             version=self.current.number if self.current else None,
@@ -138,7 +139,7 @@ class _Verifier:
                 self.report(log.path(number), "it is not a valid record", removal[log.prefix])
         self._check_segments()
         self._check_commits()
-        for version in self.versions:
+        for version in reversed(self.versions):
             self._check_version(version)
 
     def _check_segments(self) -> None:
@@ -187,17 +188,13 @@ class _Verifier:
 
     def _check_version(self, version: Version) -> None:
         """Its manifest, which is kept, and whether the numbers of both and of the plan agree."""
-        try:
-            manifest = read_manifest(self.run.store, version.manifest)
-        except (CorruptData, *MALFORMED) as error:
-            again = any(one.build == version.build and one.number > version.number for one in self.versions)
-            remedy = "`ckn-scale index` publishes its build again" if version is self.current else COPY
-            what = f"version {version.number} cannot be opened: {error}"
-            self.report(version.manifest.path, what, remedy, needed=not again)
+        path = version.manifest.path
+        if path not in self.opened:
+            self.opened[path] = self._read_manifest(version)
+        manifest = self.opened[path]  # of several versions after a rollback
+        if manifest is None:
             return
         self.manifests[version.number] = manifest
-        self.result.files += 1
-        self.result.size_bytes += version.manifest.size_bytes
         planned = sum(one.num_images for one in self.segments if one.number <= version.segments)
         usable = version.states.get("ok", 0) - manifest.replaced
         compared = {
@@ -208,8 +205,21 @@ class _Verifier:
         }
         for what, (found, expected) in compared.items():
             if found != expected and version.segments <= len(self.segments):
-                path = self.run.versions.path(version.number)
-                self.report(path, f"{what}: {found} and {expected} do not agree", WRONG)
+                record = self.run.versions.path(version.number)
+                self.report(record, f"{what}: {found} and {expected} do not agree", WRONG)
+
+    def _read_manifest(self, version: Version) -> IndexManifest | None:
+        try:
+            manifest = read_manifest(self.run.store, version.manifest)
+        except (CorruptData, *MALFORMED) as error:
+            later = {self.manifests[number].build for number in self.manifests if number > version.number}
+            remedy = "`ckn-scale index` publishes its build again" if version is self.current else COPY
+            what = f"version {version.number} cannot be opened: {error}"
+            self.report(version.manifest.path, what, remedy, needed=version.build not in later)
+            return None
+        self.result.files += 1
+        self.result.size_bytes += version.manifest.size_bytes
+        return manifest
 
     # Files that records name
 

@@ -152,6 +152,16 @@ def test_a_lost_file_is_found_by_name(run, kind):
     assert paths == [path]
 
 
+def test_a_damaged_manifest_is_found_once_though_a_rollback_names_it_too(run):
+    opened = RunFolder.open(str(run))
+    path = opened.versions.read(1).manifest.path
+    roll_back(opened)
+    flip_bit(run / path)
+    found = verify(run)
+    assert [problem.path for problem in found.problems] == [path]
+    assert found.notes == []
+
+
 def test_a_file_that_cannot_be_read_is_found(run):
     path = path_of(run, "thumbnails")
     (run / path).unlink()
