@@ -17,6 +17,7 @@ import typer
 
 from ckn_scale import __version__
 from ckn_scale.cli.evaluate import app as evaluate_app
+from ckn_scale.cli.export import export
 from ckn_scale.cli.index import build, encode, index, plan, publish, sample, train
 from ckn_scale.cli.options import spread_options
 from ckn_scale.cli.output import ANNOUNCEMENTS
@@ -31,7 +32,7 @@ VERBS = (
     index,
     *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
     *(status, failures, verify, digest, gc),
-    *(versions, rollback),
+    *(versions, rollback, export),
     *(search, serve, demo),
 )
 
