@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,16 +27,6 @@ from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
 
 IMAGES_PER_SHARD = 256
-CALL = """
-import resource, sys
-from ckn_scale.cli import main
-sys.argv = ["ckn-scale", "status", sys.argv[1], "--json"]
-try:
-    main()
-finally:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, file=sys.stderr)
-"""
 
 
 def make_run(folder: Path, num_shards: int) -> RunFolder:
@@ -87,14 +78,18 @@ def name_file(stage: str, shard_id: int) -> StoredFile:
 
 def measure(folder: Path, num_shards: int) -> dict[str, Any]:
     make_run(folder, num_shards)
+    command = [str(Path(sys.executable).parent / "ckn-scale"), "status", str(folder), "--json"]
     begun = time.perf_counter()
-    result = subprocess.run([sys.executable, "-c", CALL, str(folder)], capture_output=True, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        answer = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - begun
-    if result.returncode != 0:
-        raise SystemExit(result.stderr)
-    summary = json.loads(result.stdout)
-    assert sum(summary["images"]["states"].values()) == num_shards * IMAGES_PER_SHARD
-    cpu_s, peak_mb = map(float, result.stderr.split()[-2:])
+    if process.returncode != 0:
+        raise SystemExit(process.returncode)
+    assert sum(json.loads(answer)["images"]["states"].values()) == num_shards * IMAGES_PER_SHARD
+    cpu_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
     return {"shards": num_shards, "seconds": seconds, "cpu_s": cpu_s, "peak_mb": peak_mb}
 
 

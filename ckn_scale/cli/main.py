@@ -17,19 +17,22 @@ import typer
 
 from ckn_scale import __version__
 from ckn_scale.cli.evaluate import app as evaluate_app
+from ckn_scale.cli.export import export
 from ckn_scale.cli.index import build, encode, index, plan, publish, sample, train
 from ckn_scale.cli.options import spread_options
 from ckn_scale.cli.output import ANNOUNCEMENTS
 from ckn_scale.cli.search import search
 from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
-from ckn_scale.cli.status import digest, failures, gc, status
+from ckn_scale.cli.status import digest, failures, gc, status, verify
+from ckn_scale.cli.versions import rollback, versions
 from ckn_scale.errors import CknScaleError
 
 VERBS = (
     index,
     *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
-    *(status, failures, digest, gc),
+    *(status, failures, verify, digest, gc),
+    *(versions, rollback, export),
     *(search, serve, demo),
 )
 

@@ -101,7 +101,9 @@ def matches(
     train_images: TrainImages = None,
     options: PictureOptions,
 ) -> None:
-    """Mutual nearest regions of two images; green: one homography explains them.
+    """Mutual nearest regions of two images; green: one affine map or homography explains them.
+
+    Prints the inliers, the transform from IMAGE to OTHER, and the box around the inliers there.
 
     \b
     ckn-scale show matches a.jpg b.jpg --descriptor ckn-grad+ckn-white --train-images photos/
@@ -117,11 +119,25 @@ def matches(
         images.append(pixels)
         found.append(points_found.frames)
         rows.append(describe(extract_patches(pixels, points_found, settings.patches)))
-    matched = match_images(rows[0], rows[1], found[0], found[1])
-    right, total = int(matched[2].sum()), len(matched[2])
-    agree = f"{total} mutual matches, {right} explained by one homography"
+    sizes = [(one.shape[1], one.shape[0]) for one in images]
+    i, j, verified = match_images((rows[0], rows[1]), (found[0], found[1]), (sizes[0], sizes[1]))
+    agree = f"{len(i)} mutual matches, {len(verified.inliers)} inliers"
+    if verified.transform is not None:
+        agree += f" of one {verified.kind}"
     caption = f"{first.name}, {second.name}: {descriptor}, {agree}"
-    save(out, draw_matches((images[0], images[1]), (found[0], found[1]), matched, caption=caption))
+    picture = draw_matches((images[0], images[1]), (found[0], found[1]), (i, j, verified), caption=caption)
+    save(out, picture)
+    print(agree)
+    if verified.transform is None or verified.box is None:
+        print("no transform: so few agree by chance")
+        return
+    names = [
+        f"{path.name} ({size[0]} × {size[1]})" for path, size in zip((first, second), sizes, strict=True)
+    ]
+    print(f"transform of pixels, {names[0]} → {names[1]}:")
+    for row in verified.transform.tolist():
+        print("  " + " ".join(f"{value:14.7g}" for value in row))
+    print(f"box in {second.name}: " + ", ".join(f"{value:.0f}" for value in verified.box))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Verbs about an existing run: how far it is, what failed, its digests, its garbage."""
+"""Verbs about an existing run: how far it is, what failed, whether it is whole, its digests, its garbage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ckn_scale.cli.options import AsJson, Run, WorkerOptions
-from ckn_scale.cli.output import format_states, print_json
+from ckn_scale.cli.output import announce, format_states, print_json
 from ckn_scale.errors import InputError
 
 
@@ -53,9 +53,10 @@ def status(run: Run, as_json: AsJson = False) -> None:
         return
     certificate = summary["certificate"]
     behind = certificate.get("behind_copies")
+    restores = f", which restores version {summary['restores']}" if summary["restores"] else ""
     print(
-        f"version {summary['version']}: {certificate['first']} of {certificate['queries']} planted queries "
-        f"came back first{f', {behind} of them behind copies only' if behind else ''} "
+        f"version {summary['version']}{restores}: {certificate['first']} of {certificate['queries']} planted "
+        f"queries came back first{f', {behind} of them behind copies only' if behind else ''} "
         f"(at least {certificate['lower']:.3f}, target {certificate['target']:g}); "
         f"{certificate['asked']} asked for this version, {certificate['taken_over']} taken over"
     )
@@ -103,6 +104,46 @@ def digest(run: Run, as_json: AsJson = False) -> None:
         return
     for stage, value in digests.items():
         print(f"{stage:<12} {value}")
+
+
+def verify(
+    run: Run,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress lines.")] = False,
+) -> None:
+    """Read every record and file of a run: checksums, ids, states, the index. Changes nothing.
+
+    Each problem is a line with the path and what to do; the exit code is 1 when there is one.
+
+    \b
+    ckn-scale verify run/
+    ckn-scale verify s3://bucket/run --json
+    """
+    announce(f"verifying {run}", quiet=quiet)
+    from dataclasses import asdict
+
+    from ckn_scale.cli.progress import ProgressDisplay
+    from ckn_scale.runs.verify import verify_run
+    from ckn_scale.storage.run_folder import RunFolder
+
+    opened = RunFolder.open(run)
+    with ProgressDisplay(quiet=quiet) as display:
+        found = verify_run(opened, lambda done, total: display.show_count("verify", done, total))
+    if as_json:
+        print_json({"run": opened.url, **asdict(found)})
+    else:
+        for note in found.notes:
+            print(f"note: {note}")
+        for problem in found.problems:
+            print(problem)
+        version = "no version" if found.version is None else f"version {found.version}"
+        problems = f"{len(found.problems)} problem{'s' if len(found.problems) != 1 else ''}"
+        print(
+            f"{version}, {found.images} images, {found.records} records, {found.files} files "
+            f"({found.size_bytes / 1e6:.1f} MB): {problems if found.problems else 'all is well'}"
+        )
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def failures(

@@ -181,6 +181,16 @@ class SignIndex:
             similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
         return similarity, positions
 
+    @property
+    def codes(self) -> np.ndarray:
+        """(N, code_bytes) uint8, as `SignCodec` makes them."""
+        codes: np.ndarray = import_faiss().vector_to_array(self._signs.codes)
+        return codes.reshape(self.rows, self._codec.code_bytes)
+
+    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        """(N,) → (N, D) float32: the vectors that stand for these rows."""
+        return self._codec.rotation.undo(self._signs.reconstruct_batch(positions))
+
     def vector(self, position: int) -> np.ndarray:
         """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
         vector: np.ndarray = self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]

@@ -307,7 +307,10 @@ class StandInLayer(TrainLayer):
     """A layer of the form that SGD gives it, by the closed form: few steps of SGD leave nothing to go on."""
 
     def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
-        spec, training = self.channel(shard_id).ckn, replace(self.settings.training, solver="nystrom")
+        spec, training = (
+            self.settings.channels[shard_id].ckn,
+            replace(self.settings.training, solver="nystrom"),
+        )
         ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
         return replace(ckn, layers=(*below.layers, replace(ckn.layers[-1], factor=None)))
 

@@ -55,6 +55,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         ),
         "estimate": estimates[-1] if estimates else None,
         "version": None if latest is None else latest.number,
+        "restores": None if latest is None else latest.restores,
         "certificate": None if latest is None else latest.certificate.to_body(),
         "damaged": damaged,
     }

@@ -35,7 +35,8 @@ class Hit:
 class ShardGroup:
     """Shards of one published version, memory-mapped, searched one after the other.
 
-    Every file is checked against the manifest before it is opened.
+    Every file is checked against the manifest before it is opened. `shards` are those that have rows, in
+    the order of their ids.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class ShardGroup:
         held = [shard for shard in manifest.shards if shard.shard in wanted and shard.rows]
         held.sort(key=lambda shard: shard.first_id)
         self._first_ids = [shard.first_id for shard in held]
-        self._shards = [_OpenShard(store, shard, manifest, cache) for shard in held]
+        self.shards = [OpenShard(store, shard, manifest, cache) for shard in held]
 
     @property
     def rows(self) -> int:
-        return sum(shard.index.rows for shard in self._shards)
+        return sum(shard.index.rows for shard in self.shards)
 
     def vector(self, image_id: int) -> np.ndarray | None:
         """The (D,) vector of an image; None when it is not in this group."""
@@ -72,9 +73,9 @@ class ShardGroup:
         """The k most similar images of this group for each of (Q, D) vectors, best first, ties by id."""
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
-        if not self._shards:
+        if not self.shards:
             return [[] for _ in vectors]
-        found = [shard.index.search(vectors, k, threads=self.threads) for shard in self._shards]
+        found = [shard.index.search(vectors, k, threads=self.threads) for shard in self.shards]
         values, found_ids = [value for value, _ in found], [index for _, index in found]
         similarity, image_ids = merge_topk(values, found_ids, k, larger_is_better=True)
         return [
@@ -91,13 +92,13 @@ class ShardGroup:
         found = self._find(image_id)
         return None if found is None else found[0].table.column("thumbnail")[found[1]].as_py()
 
-    def _find(self, image_id: int) -> tuple[_OpenShard, int] | None:
+    def _find(self, image_id: int) -> tuple[OpenShard, int] | None:
         """The shard whose range of ids holds the image, and its position there."""
         place = bisect_right(self._first_ids, image_id) - 1
         if place < 0:
             return None
-        position = self._shards[place].position(image_id)
-        return None if position is None else (self._shards[place], position)
+        position = self.shards[place].position(image_id)
+        return None if position is None else (self.shards[place], position)
 
     def _make_hit(self, image_id: int, score: float) -> Hit:
         found = self._find(image_id)
@@ -112,7 +113,9 @@ def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
     return sorted(every, key=lambda hit: (-hit.score, hit.image_id))[:k]
 
 
-class _OpenShard:
+class OpenShard:
+    """The index of one shard, and its side table with the same rows."""
+
     def __init__(self, store: Store, shard: IndexShard, manifest: IndexManifest, cache: FileCache) -> None:
         self.index = _map_index(cache.fetch(store, shard.index), manifest.kind, manifest.dim)
         self.table = open_side_table(cache.fetch(store, shard.table))

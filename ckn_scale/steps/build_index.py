@@ -147,9 +147,7 @@ def write_build_manifest(step: BuildIndex) -> StoredFile:
         models=generation.models,
         shards=tuple(shards),
         kind=KINDS[step.settings.reduction.stored],
-        extra={
-            "generation": generation.number,
-            "replaced": sum(commits[number].report["replaced"] for number in step.shard_ids()),
-        },
+        generation=generation.number,
+        replaced=sum(commits[number].report["replaced"] for number in step.shard_ids()),
     )
     return write_manifest(run.store, run.index_folder(step.build, new_attempt()), manifest)

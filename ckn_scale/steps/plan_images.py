@@ -109,7 +109,7 @@ def plan_images(
             f"{run_url} holds the images: give the run a folder of its own, such as {run_url.rstrip('/')}/run"
         )
     listing = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
-    run = RunFolder.create(run_url, settings.model_dump(mode="json"), {})
+    run = RunFolder.create(run_url, settings.model_dump(mode="json"))
     for _ in range(MAX_RACES):
         segments = read_segments(run)
         if segments and not append:

@@ -4,7 +4,7 @@ One rule for all who publish. The version number is read first, then the plan, t
 commits; what they name is built and certified; the record is created under the number after the one
 that was read, and only while plan, models and commits still name the same. Else whoever publishes
 starts over. So a version never holds less of the plan than the one before it, however long a process
-slept, and of two that publish the same one record remains.
+slept, and of two that publish the same one record remains. Only a rollback goes back (`runs/versions.py`).
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
-    usable, replaced = candidate.states.get("ok", 0), manifest.extra["replaced"]
+    usable, replaced = candidate.states.get("ok", 0), manifest.replaced
     if manifest.rows != usable - replaced:
         raise RunFailed(
             f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "

@@ -139,18 +139,23 @@ def read_subpatches(step: DrawSubpatches, channel: str) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class SearchRates(Step):
-    """The error that each candidate of the learning rate ends with; one shard per channel and candidate."""
+class LayerStep(Step):
+    """Learns one layer from the sub-patches that were drawn for it."""
 
     layer: int  # counted from 0
 
-    name = "search_rates"
     sections = TRAINING_SECTIONS
     label_fields = ("layer",)
 
     @property
     def drawn(self) -> DrawSubpatches:
         return DrawSubpatches(self.run, self.layer)
+
+
+class SearchRates(LayerStep):
+    """The error that each candidate of the learning rate ends with; one shard per channel and candidate."""
+
+    name = "search_rates"
 
     def shards_of(self, position: int) -> Sequence[int]:
         training = self.settings.training
@@ -189,25 +194,16 @@ def read_rate(step: SearchRates, position: int) -> float | None:
     return choose_rate([report["rate"] for report in reports], errors)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainLayer(ChannelStep):
-    """One layer more of each channel's CKN, at the best rate that was found."""
-
-    layer: int  # counted from 0
+class TrainLayer(LayerStep):
+    """One layer more of each channel's CKN, at the best rate that was found; one shard per channel."""
 
     name = "train_layer"
-    sections = TRAINING_SECTIONS
-    label_fields = ("layer",)
-
-    @property
-    def drawn(self) -> DrawSubpatches:
-        return DrawSubpatches(self.run, self.layer)
 
     def shard_ids(self) -> Sequence[int]:
         return self.drawn.positions()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        spec = self.channel(shard_id).ckn
+        spec = self.settings.channels[shard_id].ckn
         below = read_ckn_below(self.run, self.settings, spec.channel, self.layer)
         subpatches = read_subpatches(self.drawn, spec.channel)
         ckn = self.learn(shard_id, below, subpatches)
@@ -215,7 +211,7 @@ class TrainLayer(ChannelStep):
 
     def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
         """The CKN with one layer more; the estimate has a quicker one."""
-        spec, training = self.channel(shard_id).ckn, self.settings.training
+        spec, training = self.settings.channels[shard_id].ckn, self.settings.training
         rate = read_rate(SearchRates(self.run, self.layer), shard_id)
         return add_layer(below, spec, subpatches, training, rate=rate, device=self.settings.numerics.device)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class IndexShard:
 
 @dataclass(frozen=True)
 class IndexManifest:
+    """What a build is made of, and what it was made with."""
+
     build: str
     dim: int
     rows: int
@@ -53,7 +55,8 @@ class IndexManifest:
     kind: str = "exact"  # or "signs": which class of core opens the shards
     metric: str = METRIC
     format: int = MANIFEST_FORMAT
-    extra: Mapping[str, Any] = field(default_factory=dict)  # settings, models generation, …
+    generation: int = 0  # of the models
+    replaced: int = 0  # images that are ok, but have a newer version of themselves in the run
 
 
 def make_side_table(
@@ -101,6 +104,7 @@ def read_manifest(store: Store, file: StoredFile) -> IndexManifest:
         raise CorruptData(f"{file.path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
     models = {name: StoredFile(**model) for name, model in body.pop("models").items()}
+    body |= body.pop("extra", {})  # where earlier releases kept `generation` and `replaced`
     manifest = IndexManifest(shards=shards, models=models, **body)
     _check_manifest(manifest)
     return manifest

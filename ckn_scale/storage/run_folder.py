@@ -80,12 +80,12 @@ class RunFolder:
         self._commits: dict[str, ShardLog] = {}
 
     @classmethod
-    def create(cls, url: str, settings: dict[str, Any], extra: dict[str, Any] | None = None) -> RunFolder:
+    def create(cls, url: str, settings: dict[str, Any]) -> RunFolder:
         """A new run, or the one that is there if its settings are equal; else RunMismatch."""
         store = Store(url)
         store.self_test()
         wanted = _as_json(settings)
-        body = {**(extra or {}), "format": FORMAT, "settings": wanted, "created_at": time.time()}
+        body = {"format": FORMAT, "settings": wanted, "created_at": time.time()}
         recorded = create_record(store, RUN_RECORD, body).record
         run = cls._checked(store, recorded)
         _check_settings(store.url, run.settings, wanted)

@@ -216,6 +216,7 @@ class Version:
     states: Mapping[str, int]  # images of the run by state
     failures: Failures = Failures()
     certificate: Certificate = Certificate()
+    restores: int | None = None  # a rollback: the earlier version that it has everything of
 
     @classmethod
     def from_body(cls, number: int, body: Mapping[str, Any]) -> Version:
@@ -229,10 +230,14 @@ class Version:
             states=body["states"],
             failures=Failures.from_body(body["failures"]),
             certificate=Certificate.from_body(body["certificate"]),
+            restores=body.get("restores"),
         )
 
     def to_body(self) -> dict[str, Any]:
-        return {**_body(self), "failures": self.failures.to_body(), "certificate": self.certificate.to_body()}
+        body = {**_body(self), "failures": self.failures.to_body(), "certificate": self.certificate.to_body()}
+        if self.restores is None:
+            del body["restores"]  # published: the body that earlier releases wrote
+        return body
 
 
 def _body(record: Segment | Background | Numerics | Generation | Version) -> dict[str, Any]:

@@ -96,6 +96,23 @@ class ShardLog:
                 pass  # the one before it counts
             generation += 1
 
+    def find_damaged(self) -> dict[tuple[int, int], str]:
+        """What is wrong with records above the highest valid one of their shard, by shard and generation.
+
+        Those below it were superseded: nobody reads them.
+        """
+        self.committed()
+        damage: dict[tuple[int, int], str] = {}
+        for shard_id, generations in self._list()[1].items():
+            for generation in generations:
+                try:
+                    self._read(shard_id, generation)  # valid: committed since
+                except FileNotFoundError:
+                    continue
+                except CorruptData as error:
+                    damage[shard_id, generation] = str(error)
+        return damage
+
     def commit(self, offered: Commit) -> tuple[Commit, bool]:
         """Make a shard count: (the commit that counts, whether it is the one offered).
 

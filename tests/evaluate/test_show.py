@@ -23,7 +23,7 @@ from ckn_scale.evaluate.pictures.canvas import (
 from ckn_scale.evaluate.pictures.chart import Panel, draw_panels
 from ckn_scale.evaluate.pictures.figures import (
     differentiate_patches,
-    find_inliers,
+    match_images,
     scale_frames,
     show_filter,
     spread_keypoints,
@@ -69,6 +69,17 @@ def test_show_matches_explains_most_of_them(images, run, tmp_path):
     assert result.exit_code == 0, (result.output, result.exception)
     green = np.all(cv2.imread(str(out))[..., ::-1] == (0, 200, 83), axis=2)
     assert green.sum() > 100  # inliers were found and drawn
+    lines = result.output.splitlines()
+    start = next(
+        k for k, line in enumerate(lines) if line.startswith("transform of pixels, a.png (240 × 240)")
+    )
+    transform = np.array([line.split() for line in lines[start + 1 : start + 4]], float)
+    corners = np.array([[0, 0, 1], [239, 0, 1], [0, 239, 1], [239, 239, 1.0]])
+    there = corners @ transform.T
+    expected = corners @ cv2.getRotationMatrix2D((120, 120), 15, 0.95).T
+    assert np.abs(there[:, :2] / there[:, 2:] - expected).max() < 5
+    assert "inliers of one" in result.output
+    assert "box in b.png: " in result.output
 
 
 def test_show_filters(images, run, tmp_path, monkeypatch):
@@ -159,16 +170,21 @@ def test_spread_keypoints_takes_the_strongest_and_keeps_apart():
     assert len(spread_keypoints(Keypoints(frames, np.ones(6)), 20)) == 6
 
 
-def test_find_inliers_needs_enough_points():
+def test_match_images_needs_enough_that_agree():
     rng = np.random.default_rng(0)
-    points = rng.random((40, 2)) * 200
-    there = points @ np.array([[0.9, 0.1], [-0.1, 1.0]]) + 5
-    there[:10] += 60
-    inliers = find_inliers(points, there)
-    assert inliers[10:].all()
-    assert not inliers[:10].any()
-    assert not find_inliers(points[:4], there[:4]).any()
-    assert not find_inliers(points, rng.random((40, 2)) * 200).any()
+    linear = np.array([[0.9, 0.1], [-0.1, 1.0]])
+    first, second = np.zeros((2, 40, 2, 3))
+    first[:, :, :2], first[:, :, 2] = 3 * np.eye(2), rng.random((40, 2)) * 200
+    second[:, :, :2], second[:, :, 2] = 3 * linear, first[:, :, 2] @ linear.T + 5
+    second[:10, :, 2] += 60
+    rows, sizes = np.eye(40, dtype=np.float32), ((200, 200), (220, 220))
+    i, j, verified = match_images((rows, rows), (first, second), sizes)
+    np.testing.assert_array_equal(i, j)
+    assert i[verified.inliers].tolist() == list(range(10, 40))
+    few = match_images((rows[:4], rows[:4]), (first[10:14], second[10:14]), sizes)[2]
+    assert (len(few.inliers), few.transform) == (0, None)
+    second[:, :, 2] = rng.random((40, 2)) * 200
+    assert len(match_images((rows, rows), (first, second), sizes)[2].inliers) == 0
 
 
 def test_input_maps_of_a_flat_patch_show_nothing():

@@ -61,7 +61,7 @@ def test_any_number_of_hits_may_be_asked_for(index):
 
 def test_an_id_is_looked_for_in_the_one_shard_whose_range_holds_it(index, monkeypatch):
     group, asked = ShardGroup(index.run.store, index.manifest), []
-    for number, shard in enumerate(group._shards):
+    for number, shard in enumerate(group.shards):
         monkeypatch.setattr(
             shard, "position", lambda i, n=number, find=shard.position: asked.append(n) or find(i)
         )

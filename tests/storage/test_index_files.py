@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -20,7 +21,7 @@ from ckn_scale.storage.index_files import (
     write_manifest,
 )
 from ckn_scale.storage.store import Store
-from ckn_scale.storage.stored_files import StoredFile
+from ckn_scale.storage.stored_files import StoredFile, write_file
 
 
 @pytest.fixture
@@ -38,6 +39,14 @@ def test_a_shard_records_rows_ids_sizes_and_hashes(store):
     assert (shard.shard, shard.rows, shard.first_id, shard.last_id) == (3, 3, 4, 9)
     assert shard.index.path == "index/b-1/shard-00003.faiss"
     assert store.size(shard.table.path) == shard.table.size_bytes
+
+
+def test_a_manifest_of_an_earlier_release_is_read(store):
+    manifest = IndexManifest("b", 16, 3, {}, (write_shard(store, np.array([4, 7, 9])),), replaced=2)
+    body = dataclasses.asdict(manifest)
+    body["extra"] = {"generation": body.pop("generation"), "replaced": body.pop("replaced")}
+    file = write_file(store, "index/b-1/manifest.json", json.dumps(body).encode(), 3)
+    assert read_manifest(store, file) == manifest
 
 
 def test_a_shard_without_rows_is_written_too(store):
@@ -61,7 +70,7 @@ def test_a_side_table_comes_back_mapped_and_does_not_depend_on_its_chunks(store)
 def test_a_manifest_comes_back_equal(store):
     shard = write_shard(store, np.array([4, 7, 9]))
     models = {"encoder": StoredFile("models/x", "00", 1)}
-    manifest = IndexManifest("b", 16, 3, models, (shard,), extra={"generation": 2})
+    manifest = IndexManifest("b", 16, 3, models, (shard,), generation=2, replaced=1)
     file = write_manifest(store, "index/b-1", manifest)
     assert read_manifest(store, file) == manifest
 

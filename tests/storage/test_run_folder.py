@@ -19,12 +19,11 @@ SETTINGS = {"encode": {"max_keypoints": 800, "layers": ((3, 64), (2, 256))}, "se
 
 def test_create_then_open_gives_the_settings(store_url):
     assert not is_run(store_url)
-    made = RunFolder.create(store_url, SETTINGS, {"numerics": "cpu"})
+    made = RunFolder.create(store_url, SETTINGS)
     opened = RunFolder.open(store_url)
     assert is_run(store_url)
     assert opened.body == made.body
     assert opened.settings["encode"] == {"max_keypoints": 800, "layers": [[3, 64], [2, 256]]}
-    assert opened.body["numerics"] == "cpu"
 
 
 def test_create_with_equal_settings_opens_the_same_run(store_url):

@@ -60,6 +60,13 @@ def test_a_version_reads_back_as_it_was_written():
     assert version.to_body() == BODY
 
 
+def test_a_rollback_names_what_it_restores():
+    body = {**BODY, "restores": 3}
+    assert Version.from_body(7, BODY).restores is None
+    assert Version.from_body(7, body).restores == 3
+    assert Version.from_body(7, body).to_body() == body
+
+
 @pytest.mark.parametrize("body", [{}, {"queries": 16, "first": 15, "of another release": 1}])
 def test_a_certificate_of_another_release_is_read_as_far_as_it_is_known(body):
     certificate = Certificate.from_body(body)

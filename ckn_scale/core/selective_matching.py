@@ -1,0 +1,236 @@
+"""Selective matching of points by words and 128-bit codes, ASMK*-style (Tolias, Avrithis, Jégou 2013).
+
+The points of an image that share a word become one code; two images are compared word by word, and a
+similarity counts by a power of itself, so that a few good words outweigh many poor ones. Points of many
+images lie in flat arrays with offsets: no loop goes over points. Tentative matches, which
+`geometry.py` verifies, are found here too.
+
+    aggregate_points     words and codes of points  →  one code per image and word
+    score_candidates     a query's, candidates'     →  a score of each candidate
+    match_points         a query's points, candidates'  →  tentative matches, mutual nearest within words
+    match_freely         the same whatever the words, for codes that have one centre
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ckn_scale.core.encoder import NUM_CODE_BITS, pack_codes
+from ckn_scale.core.specs import MAX_WORDS
+
+SELECTIVITY = 3.0  # the power of a similarity
+MIN_SIMILARITY = 0.1  # of two codes, from −1 to 1: below it a word counts nothing
+NUM_ASSIGNMENTS = 3  # words of a query's point
+MAX_HAMMING = 52  # of 128 bits, between tentative matches
+_CODE_BYTES = NUM_CODE_BITS // 8
+
+
+@dataclass(frozen=True)
+class PointSets:
+    """Points of C images one after the other: those of image c are offsets[c] … offsets[c + 1]."""
+
+    words: np.ndarray  # (P,) uint16
+    codes: np.ndarray  # (P, 16) uint8
+    offsets: np.ndarray  # (C + 1,) int64
+
+    def __post_init__(self) -> None:
+        if self.words.ndim != 1 or self.words.dtype != np.uint16:
+            raise ValueError(f"words must be (P,) uint16, got {self.words.shape} {self.words.dtype}")
+        if self.codes.shape != (len(self.words), _CODE_BYTES) or self.codes.dtype != np.uint8:
+            expected = f"({len(self.words)}, {_CODE_BYTES}) uint8"
+            raise ValueError(f"codes must be {expected}, got {self.codes.shape} {self.codes.dtype}")
+        offsets = self.offsets
+        if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.words):
+            raise ValueError(f"offsets must go from 0 to the {len(self.words)} points, got {offsets}")
+        if (np.diff(offsets) < 0).any():
+            raise ValueError(f"offsets must not decrease, got {offsets}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def image_of(self) -> np.ndarray:
+        """(P,) int64: the image of each point."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+
+@dataclass(frozen=True)
+class TentativeMatches:
+    """T pairs of a query's point and a candidate's, by candidate, then by the query's point."""
+
+    query: np.ndarray  # (T,) int64, which of the query's points
+    candidate: np.ndarray  # (T,) int64, which of all candidates' points
+    distances: np.ndarray  # (T,) int64, bits in which their codes differ
+    offsets: np.ndarray  # (C + 1,) int64: those of candidate c are offsets[c] … offsets[c + 1]
+
+
+def encode_query(
+    descriptors: np.ndarray, centroids: np.ndarray, *, num_assignments: int = NUM_ASSIGNMENTS
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest words (N, m) uint16 of descriptors (N, D), nearest first, and a code (N, m, 16) for each.
+
+    A candidate's point has one word; a query's may lie near a border, where the other one chose another.
+    """
+    if descriptors.ndim != 2 or descriptors.shape[1:] != centroids.shape[1:]:
+        raise ValueError(f"descriptors must be (N, {centroids.shape[1]}), got {descriptors.shape}")
+    if not 1 <= num_assignments <= len(centroids) <= MAX_WORDS:
+        raise ValueError(
+            f"num_assignments must lie between 1 and the {len(centroids)} words "
+            f"(at most {MAX_WORDS}), got {num_assignments}"
+        )
+    centres = torch.from_numpy(np.ascontiguousarray(centroids, np.float32))
+    rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
+    nearness = rows @ centres.T - centres.square().sum(dim=1) / 2
+    words = torch.topk(nearness, num_assignments, dim=1).indices.numpy()
+    repeated = np.repeat(descriptors, num_assignments, axis=0)
+    codes = pack_codes(repeated, words.ravel(), centroids)
+    return words.astype(np.uint16), codes.reshape(*words.shape, _CODE_BYTES)
+
+
+def make_query(words: np.ndarray, codes: np.ndarray) -> PointSets:
+    """All assignments of one image, words (N, m) and codes (N, m, 16), aggregated by word."""
+    flat = PointSets(words.ravel(), codes.reshape(-1, _CODE_BYTES), np.array([0, words.size]))
+    return aggregate_points(flat)
+
+
+def aggregate_points(points: PointSets) -> PointSets:
+    """One code for each image and word, by the majority of each bit; words ascend within an image.
+
+    Where two signs are as frequent, the first point's decides: points come strongest first.
+    """
+    if len(points.words) == 0:
+        return points
+    keys = points.image_of * MAX_WORDS + points.words
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    first = order[starts]
+    codes = points.codes[first].copy()
+    shared = np.flatnonzero(counts > 1)  # most words of an image have one point
+    if len(shared):
+        rows = order[np.repeat(counts > 1, counts)]
+        bounds = np.cumsum(counts[shared]) - counts[shared]
+        votes = np.add.reduceat(np.unpackbits(points.codes[rows], axis=1), bounds, axis=0, dtype=np.int32)
+        twice, number = 2 * votes, counts[shared][:, None]
+        leading = np.unpackbits(codes[shared], axis=1)
+        codes[shared] = np.packbits(np.where(twice == number, leading, twice > number), axis=1)
+    offsets = np.searchsorted(keys[first], np.arange(len(points) + 1) * MAX_WORDS)
+    return PointSets(points.words[first], codes, offsets)
+
+
+def score_candidates(
+    query: PointSets,
+    candidates: PointSets,
+    *,
+    selectivity: float = SELECTIVITY,
+    min_similarity: float = MIN_SIMILARITY,
+) -> np.ndarray:
+    """(C,) float64 from 0 to 1, larger is better: Σ σ(u) over shared words / √(words of both).
+
+    u = 1 − 2 · distance / 128 is the similarity of two codes, σ(u) = u^selectivity above `min_similarity`
+    and else 0. Both sides are aggregated; the query is one image. An image without points has score 0.
+    """
+    if len(query) != 1:
+        raise ValueError(f"a query is one image, got {len(query)}")
+    for name, one in (("query", query), ("candidates", candidates)):
+        if (np.diff(one.image_of * MAX_WORDS + one.words) <= 0).any():
+            raise ValueError(f"the {name} must be aggregated: each word once, ascending")
+    position = np.full(MAX_WORDS, -1, np.int32)
+    position[query.words] = np.arange(len(query.words))
+    partner = position[candidates.words]
+    shared = np.flatnonzero(partner >= 0)
+    distances = _count_differences(query.codes[partner[shared]], candidates.codes[shared])
+    similarities = 1 - np.arange(NUM_CODE_BITS + 1) * (2 / NUM_CODE_BITS)  # of each distance there is
+    counted = np.where(similarities > min_similarity, np.maximum(similarities, 0) ** selectivity, 0.0)
+    totals = np.bincount(candidates.image_of[shared], weights=counted[distances], minlength=len(candidates))
+    sizes = np.diff(candidates.offsets) * len(query.words)
+    scores: np.ndarray = totals / np.sqrt(np.maximum(sizes, 1))
+    return scores
+
+
+def match_points(
+    words: np.ndarray, codes: np.ndarray, candidates: PointSets, *, max_hamming: int = MAX_HAMMING
+) -> TentativeMatches:
+    """Pairs of a query's and a candidate's point that are each other's nearest among those sharing a word.
+
+    `words` (N, m) and `codes` (N, m, 16) as of `encode_query`; the candidates' points are not aggregated.
+    Codes differ in at most `max_hamming` bits; of equal distances the first point's counts.
+    """
+    if words.ndim != 2 or codes.shape != (*words.shape, _CODE_BYTES):
+        raise ValueError(f"words must be (N, m) and codes (N, m, 16), got {words.shape} and {codes.shape}")
+    num_query, num_assignments = words.shape
+    by_word = np.argsort(words.ravel(), kind="stable")  # assignments, those of a word together
+    counts = np.bincount(words.ravel(), minlength=MAX_WORDS)
+    starts = np.cumsum(counts) - counts
+    partners = counts[candidates.words]  # of each candidate's point
+    point = np.repeat(np.arange(len(candidates.words)), partners)
+    within = np.arange(len(point)) - np.repeat(np.cumsum(partners) - partners, partners)
+    assignment = by_word[starts[candidates.words[point]] + within]
+    flat_codes = codes.reshape(-1, _CODE_BYTES)
+    distances = _count_differences(flat_codes[assignment], candidates.codes[point])
+    near = np.flatnonzero(distances <= max_hamming)
+    query, point = assignment[near] // num_assignments, point[near]
+    distances = distances[near].astype(np.int64)
+    return _keep_mutual(query, point, distances, num_query, candidates)
+
+
+def match_freely(
+    codes: np.ndarray, candidates: PointSets, *, max_hamming: int = MAX_HAMMING
+) -> TentativeMatches:
+    """The same among all points whatever their words: codes (N, 16) that are signs around one centre."""
+    if codes.ndim != 2 or codes.shape[1] != _CODE_BYTES:
+        raise ValueError(f"codes must be (N, {_CODE_BYTES}), got {codes.shape}")
+    pairs = []
+    for start, end in zip(candidates.offsets[:-1].tolist(), candidates.offsets[1:].tolist(), strict=True):
+        distances = _count_differences(codes[:, None], candidates.codes[None, start:end])
+        query, point = match_mutually(distances)
+        found = distances[query, point]
+        near = found <= max_hamming
+        pairs.append((query[near], point[near] + start, found[near]))
+    columns = [
+        np.concatenate([one[column] for one in pairs] or [np.empty(0, np.int64)]) for column in range(3)
+    ]
+    offsets = np.cumsum([0, *(len(one[0]) for one in pairs)])
+    return TentativeMatches(columns[0], columns[1], columns[2].astype(np.int64), offsets)
+
+
+def match_mutually(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of (N, M) distances that are each other's nearest, by row; the first of equals."""
+    if distances.ndim != 2:
+        raise ValueError(f"distances must be (N, M), got {distances.shape}")
+    if distances.size == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    nearest = distances.argmin(axis=1)
+    rows = np.flatnonzero(distances.argmin(axis=0)[nearest] == np.arange(len(distances)))
+    return rows, nearest[rows]
+
+
+def _keep_mutual(
+    query: np.ndarray, point: np.ndarray, distances: np.ndarray, num_query: int, candidates: PointSets
+) -> TentativeMatches:
+    """Of all pairs those that are the best of both their points; a pair occurs once."""
+    image = candidates.image_of[point]
+    pair_of_query = image * num_query + query
+    cost_of_query = distances * (len(candidates.words) + 1) + point
+    cost_of_point = distances * (num_query + 1) + query
+    least_of_query = np.full(len(candidates) * num_query, np.iinfo(np.int64).max)
+    least_of_point = np.full(len(candidates.words), np.iinfo(np.int64).max)
+    np.minimum.at(least_of_query, pair_of_query, cost_of_query)
+    np.minimum.at(least_of_point, point, cost_of_point)
+    mutual = np.flatnonzero(
+        (least_of_query[pair_of_query] == cost_of_query) & (least_of_point[point] == cost_of_point)
+    )
+    mutual = mutual[np.argsort(pair_of_query[mutual], kind="stable")]
+    offsets = np.searchsorted(image[mutual], np.arange(len(candidates) + 1))
+    return TentativeMatches(query[mutual], point[mutual], distances[mutual], offsets)
+
+
+def _count_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Hamming distances (…,) uint8 of codes (…, 16), which are broadcast."""
+    a, b = (np.ascontiguousarray(codes).view(np.uint64) for codes in (first, second))
+    differing: np.ndarray = np.bitwise_count(a[..., 0] ^ b[..., 0])
+    differing += np.bitwise_count(a[..., 1] ^ b[..., 1])
+    return differing
