@@ -131,11 +131,9 @@ class Driver:
         executor: Executor,
         resources: Resources,
         on_progress: ProgressHook,
-        *,
-        check_all: bool = False,
     ) -> None:
         self.run, self.executor, self.resources, self.on_progress = run, executor, resources, on_progress
-        self.check_all = check_all
+        self.check_all = False
         self.reports: list[StepReport] = []
 
     def run_step(self, step: StepT) -> StepT:

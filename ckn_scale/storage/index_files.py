@@ -104,7 +104,6 @@ def read_manifest(store: Store, file: StoredFile) -> IndexManifest:
         raise CorruptData(f"{file.path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
     models = {name: StoredFile(**model) for name, model in body.pop("models").items()}
-    body |= body.pop("extra", {})  # where earlier releases kept `generation` and `replaced`
     manifest = IndexManifest(shards=shards, models=models, **body)
     _check_manifest(manifest)
     return manifest

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 
 import numpy as np
@@ -21,7 +20,7 @@ from ckn_scale.storage.index_files import (
     write_manifest,
 )
 from ckn_scale.storage.store import Store
-from ckn_scale.storage.stored_files import StoredFile, write_file
+from ckn_scale.storage.stored_files import StoredFile
 
 
 @pytest.fixture
@@ -39,14 +38,6 @@ def test_a_shard_records_rows_ids_sizes_and_hashes(store):
     assert (shard.shard, shard.rows, shard.first_id, shard.last_id) == (3, 3, 4, 9)
     assert shard.index.path == "index/b-1/shard-00003.faiss"
     assert store.size(shard.table.path) == shard.table.size_bytes
-
-
-def test_a_manifest_of_an_earlier_release_is_read(store):
-    manifest = IndexManifest("b", 16, 3, {}, (write_shard(store, np.array([4, 7, 9])),), replaced=2)
-    body = dataclasses.asdict(manifest)
-    body["extra"] = {"generation": body.pop("generation"), "replaced": body.pop("replaced")}
-    file = write_file(store, "index/b-1/manifest.json", json.dumps(body).encode(), 3)
-    assert read_manifest(store, file) == manifest
 
 
 def test_a_shard_without_rows_is_written_too(store):
