@@ -18,6 +18,7 @@ from ckn_scale.core.vector_codes import SignCodec, VectorCodec, empty_sign_index
 if TYPE_CHECKING:
     import faiss
 
+MOST_DROPPED = 1024  # rows to leave out that a search may find and drop
 NO_ID = -1  # fills a list that has fewer than k entries; never wins
 SHORTLIST_MARGIN = 16  # extra candidates, so that most queries need no second look
 SCORED_BYTES = 2**21  # rows are scored in blocks that stay in the processor's cache
@@ -42,6 +43,30 @@ def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
     if kind not in KINDS.values():
         raise ValueError(f"no kind of index named {kind!r}; there are {', '.join(KINDS.values())}")
     return SignIndex(index, dim) if kind == "signs" else VectorIndex(index)
+
+
+class RowMask:
+    """Some rows of an index, in the form that FAISS's searches take."""
+
+    def __init__(self, mask: np.ndarray) -> None:
+        if mask.ndim != 1 or mask.dtype != np.bool_:
+            raise ValueError(f"a mask of rows must be (rows,) bool, got {mask.dtype} {mask.shape}")
+        faiss = import_faiss()
+        self.mask = mask
+        self.count = int(np.count_nonzero(mask))
+        self._bits = np.packbits(mask, bitorder="little")  # FAISS keeps its address only
+        self.selector = faiss.IDSelectorBitmap(len(mask), faiss.swig_ptr(self._bits))
+        self.parameters = faiss.SearchParameters(sel=self.selector)
+
+
+def as_row_mask(allowed: np.ndarray | RowMask | None, rows: int) -> RowMask | None:
+    """None where all rows are allowed; ValueError for a mask of another length."""
+    if allowed is None:
+        return None
+    mask = allowed if isinstance(allowed, RowMask) else RowMask(allowed)
+    if len(mask.mask) != rows:
+        raise ValueError(f"a mask for {rows} rows, got one of {len(mask.mask)}")
+    return None if mask.count == rows else mask
 
 
 class VectorIndex:
@@ -69,25 +94,38 @@ class VectorIndex:
     def dim(self) -> int:
         return int(self._index.d)
 
-    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
+    def search(
+        self, queries: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows allowed).
 
-        Best first; equal similarities by ascending id.
+        Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
         """
+        mask = as_row_mask(allowed, self.rows)
         with faiss_threads(threads):
-            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k)
+            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k, mask)
         return similarity, self.ids[positions]
 
-    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def nearest(
+        self, queries: np.ndarray, count: int, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         # FAISS compares this with queries × dimensions, for the whole process, and waits for 128,000.
         import_faiss().cvar.distance_compute_blas_threshold = BLAS_FROM_QUERIES * self.dim
-        found: tuple[np.ndarray, np.ndarray] = self._vectors.search(queries, count)
-        return found
+        excluded = 0 if allowed is None else self.rows - allowed.count
+        if allowed is None or len(queries) < BLAS_FROM_QUERIES or excluded > MOST_DROPPED:
+            params = None if allowed is None else allowed.parameters
+            found: tuple[np.ndarray, np.ndarray] = self._vectors.search(queries, count, params=params)
+            return found
+        # A search with a selector goes row by row; with few rows to leave out BLAS finds these, too.
+        similarity, positions = self._vectors.search(queries, count + excluded)
+        order = np.argsort(~allowed.mask[positions], axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(similarity, order, axis=1), np.take_along_axis(positions, order, axis=1)
 
-    def above(self, query: np.ndarray, level: float) -> np.ndarray:
+    def above(self, query: np.ndarray, level: float, allowed: RowMask | None = None) -> np.ndarray:
         # FAISS wants more than the radius, in float32.
         radius = np.nextafter(np.float32(level), np.float32(-np.inf))
-        positions: np.ndarray = self._vectors.range_search(query[None], float(radius))[2]
+        params = None if allowed is None else allowed.parameters
+        positions: np.ndarray = self._vectors.range_search(query[None], float(radius), params=params)[2]
         return positions
 
     def error_bound(self, queries: np.ndarray) -> np.ndarray:
@@ -152,25 +190,31 @@ class SignIndex:
     def rows(self) -> int:
         return int(self._index.ntotal)
 
-    def search(self, queries: np.ndarray, k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows).
+    def search(
+        self, queries: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows allowed).
 
-        Best first; equal similarities by ascending id.
+        Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
         """
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
-        queries, k = as_matrix(queries, self.dim), min(k, self.rows)
+        mask = as_row_mask(allowed, self.rows)
+        queries, k = as_matrix(queries, self.dim), min(k, self.rows if mask is None else mask.count)
         if k == 0 or len(queries) == 0:
             return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         with faiss_threads(threads):
-            similarity, positions = self._find(self._codec.rotation.apply(queries), k)
+            similarity, positions = self._find(self._codec.rotation.apply(queries), k, mask)
         return similarity, self.ids[positions]
 
-    def _find(self, rotated: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _find(self, rotated: np.ndarray, k: int, allowed: RowMask | None) -> tuple[np.ndarray, np.ndarray]:
         """Similarity and positions, which ascend with the ids."""
         params = import_faiss().RaBitQSearchParameters()
         params.qb = QUERY_BITS
-        similarity, positions = self._signs.search(rotated, min(k + 1, self.rows), params=params)
+        if allowed is not None:
+            params.sel = allowed.selector
+        available = self.rows if allowed is None else allowed.count
+        similarity, positions = self._signs.search(rotated, min(k + 1, available), params=params)
         # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
         tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
         similarity, positions = _order(similarity[:, :k], positions[:, :k])
@@ -232,10 +276,12 @@ class SearchableRows(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def nearest(
+        self, queries: np.ndarray, count: int, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(Q, D) → about the `count` best: similarity (Q, count) descending, positions (Q, count)."""
 
-    def above(self, query: np.ndarray, level: float) -> np.ndarray:
+    def above(self, query: np.ndarray, level: float, allowed: RowMask | None = None) -> np.ndarray:
         """(D,) → the positions of all rows whose approximate similarity is at least `level`."""
 
     def error_bound(self, queries: np.ndarray) -> np.ndarray:
@@ -245,7 +291,9 @@ class SearchableRows(Protocol):
         """(N,) → (N, D): what a query is multiplied with."""
 
 
-def find_topk(rows: SearchableRows, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def find_topk(
+    rows: SearchableRows, queries: np.ndarray, k: int, allowed: RowMask | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(Q, D) → similarity (Q, k') float32 and positions (Q, k'), k' = min(k, rows), ties by position.
 
     The answer depends on nothing but the query and the rows: not on other queries, and the answers of
@@ -253,17 +301,18 @@ def find_topk(rows: SearchableRows, queries: np.ndarray, k: int) -> tuple[np.nda
     """
     if k < 1:
         raise ValueError(f"k must be ≥ 1, got {k}")
-    k = min(k, rows.rows)
+    available = rows.rows if allowed is None else allowed.count
+    k = min(k, available)
     if k == 0 or len(queries) == 0:
         return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-    approximate, shortlist = rows.nearest(queries, min(k + SHORTLIST_MARGIN, rows.rows))
+    approximate, shortlist = rows.nearest(queries, min(k + SHORTLIST_MARGIN, available), allowed)
     # At least k rows score above the k-th less the error, and whatever scores that is no further below.
     level = approximate[:, k - 1] - 2 * rows.error_bound(queries)
     similarity, positions = _rank(rows, queries, shortlist, k)
-    if shortlist.shape[1] < rows.rows:
+    if shortlist.shape[1] < available:
         # Many near-equal rows: all that may matter are scored, in one more pass, however many they are.
         for row in np.flatnonzero(approximate[:, -1] >= level):
-            every = rows.above(queries[row], float(level[row]))
+            every = rows.above(queries[row], float(level[row]), allowed)
             similarity[row : row + 1], positions[row : row + 1] = _rank(
                 rows, queries[row : row + 1], every[None], k
             )

@@ -6,16 +6,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.vector_index import NO_ID, StoredIndex, merge_topk, wrap_index
+from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
 from ckn_scale.storage.store import Store
+
+Allowed: TypeAlias = Sequence[np.ndarray | None]  # a (rows,) bool mask for each shard; None: all of its rows
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class ShardGroup:
         *,
         threads: int = 1,
         cache: FileCache | None = None,
+        deleted: np.ndarray | None = None,
     ) -> None:
         wanted = {shard.shard for shard in manifest.shards} if shard_ids is None else set(shard_ids)
         unknown = wanted - {shard.shard for shard in manifest.shards}
@@ -58,34 +61,46 @@ class ShardGroup:
         held = [shard for shard in manifest.shards if shard.shard in wanted and shard.rows]
         held.sort(key=lambda shard: shard.first_id)
         self._first_ids = [shard.first_id for shard in held]
-        self.shards = [OpenShard(store, shard, manifest, cache) for shard in held]
+        gone = np.empty(0, np.int64) if deleted is None else deleted
+        self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
 
     @property
     def rows(self) -> int:
-        return sum(shard.index.rows for shard in self.shards)
+        """How many images can be found."""
+        return sum(shard.rows for shard in self.shards)
 
     def vector(self, image_id: int) -> np.ndarray | None:
         """The (D,) vector of an image; None when it is not in this group."""
         found = self._find(image_id)
         return None if found is None else found[0].index.vector(found[1])
 
-    def search(self, vectors: np.ndarray, k: int) -> list[list[Hit]]:
+    def search(self, vectors: np.ndarray, k: int, *, allowed: Allowed | None = None) -> list[list[Hit]]:
         """The k most similar images of this group for each of (Q, D) vectors, best first, ties by id."""
+        similarity, image_ids = self.find(vectors, k, allowed=allowed)
+        return [self.describe(ids, scores) for ids, scores in zip(image_ids, similarity, strict=True)]
+
+    def find(
+        self, vectors: np.ndarray, k: int, *, allowed: Allowed | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, D) vectors → similarity (Q, k') float32, ids (Q, k') int64, k' ≤ k, best first, ties by id.
+
+        `allowed` has a mask for each of `shards`; deleted images are never found.
+        """
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
+        masks = [None] * len(self.shards) if allowed is None else allowed
         if not self.shards:
-            return [[] for _ in vectors]
-        found = [shard.index.search(vectors, k, threads=self.threads) for shard in self.shards]
-        values, found_ids = [value for value, _ in found], [index for _, index in found]
-        similarity, image_ids = merge_topk(values, found_ids, k, larger_is_better=True)
-        return [
-            [
-                self._make_hit(image_id, score)
-                for image_id, score in zip(ids.tolist(), scores.tolist(), strict=True)
-                if image_id != NO_ID
-            ]
-            for scores, ids in zip(similarity, image_ids, strict=True)
+            return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+        found = [
+            shard.search(vectors, k, threads=self.threads, allowed=mask)
+            for shard, mask in zip(self.shards, masks, strict=True)
         ]
+        return merge_topk([value for value, _ in found], [ids for _, ids in found], k, larger_is_better=True)
+
+    def describe(self, image_ids: np.ndarray, scores: np.ndarray) -> list[Hit]:
+        """(N,) ids of this group and their scores → hits, in this order."""
+        pairs = zip(image_ids.tolist(), scores.tolist(), strict=True)
+        return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
 
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
@@ -116,7 +131,14 @@ def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
 class OpenShard:
     """The index of one shard, and its side table with the same rows."""
 
-    def __init__(self, store: Store, shard: IndexShard, manifest: IndexManifest, cache: FileCache) -> None:
+    def __init__(
+        self,
+        store: Store,
+        shard: IndexShard,
+        manifest: IndexManifest,
+        cache: FileCache,
+        deleted: np.ndarray,
+    ) -> None:
         self.index = _map_index(cache.fetch(store, shard.index), manifest.kind, manifest.dim)
         self.table = open_side_table(cache.fetch(store, shard.table))
         self._columns = [name for name in self.table.column_names if name not in SIDE_COLUMNS.names]
@@ -124,11 +146,26 @@ class OpenShard:
         as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
         if self.index.dim != manifest.dim or not as_recorded or not np.array_equal(self.index.ids, ids):
             raise CorruptData(f"{shard.index.path} and {shard.table.path} do not hold the same images")
+        alive = np.isin(ids, deleted, assume_unique=True, invert=True)
+        self.rows = int(np.count_nonzero(alive))
+        self.alive = None if self.rows == len(ids) else RowMask(alive)
+
+    def search(
+        self, vectors: np.ndarray, k: int, *, threads: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As the index searches, without images that are deleted."""
+        mask: np.ndarray | RowMask | None = allowed
+        if self.alive is not None:
+            mask = self.alive if allowed is None else allowed & self.alive.mask
+        return self.index.search(vectors, k, threads=threads, allowed=mask)
 
     def position(self, image_id: int) -> int | None:
+        """Where the image lies; None when it is not here, or deleted."""
         ids = self.index.ids
         position = int(np.searchsorted(ids, image_id))
-        return position if position < len(ids) and ids[position] == image_id else None
+        if position == len(ids) or ids[position] != image_id:
+            return None
+        return position if self.alive is None or self.alive.mask[position] else None
 
     def describe(self, position: int, image_id: int, score: float) -> Hit:
         columns = {name: self.table.column(name)[position].as_py() for name in self._columns}

@@ -73,6 +73,32 @@ def test_an_id_is_looked_for_in_the_one_shard_whose_range_holds_it(index, monkey
     assert len(group.search(index.vectors[:1], 9)[0]) == len(asked) == 9
 
 
+@pytest.mark.parametrize("num_shards", [1, 4, 60])
+def test_deleted_images_are_never_found(tmp_path, num_shards):
+    index = publish_synthetic(tmp_path / "run", random_units(60), num_shards)
+    deleted = np.array([0, 7, 33, 59, 1000])
+    group = ShardGroup(index.run.store, index.manifest, deleted=deleted)
+    hits = group.search(index.vectors[33:34], 100)[0]
+    assert group.rows == len(hits) == 56
+    assert not {hit.image_id for hit in hits} & set(deleted.tolist())
+    assert group.vector(33) is None
+    assert group.thumbnail(33) is None
+    left = np.setdiff1d(np.arange(60), deleted)
+    alone = publish_synthetic(tmp_path / "alone", index.vectors[left], 1)
+    found = ShardGroup(alone.run.store, alone.manifest).search(index.vectors[33:34], 100)[0]
+    assert [hit.image_id for hit in hits] == left[[hit.image_id for hit in found]].tolist()
+
+
+def test_find_and_describe_are_a_search_in_two_steps(index):
+    group = ShardGroup(index.run.store, index.manifest, deleted=np.array([3]))
+    allowed = [shard.index.ids % 2 == 1 for shard in group.shards]
+    similarity, ids = group.find(index.vectors[:3], 100, allowed=allowed)
+    assert sorted(ids[0].tolist()) == [image_id for image_id in range(1, 60, 2) if image_id != 3]
+    hits = group.search(index.vectors[:3], 100, allowed=allowed)
+    assert [group.describe(*each) for each in zip(ids, similarity, strict=True)] == hits
+    assert group.find(index.vectors[:3], 4, allowed=[~mask & False for mask in allowed])[1].shape == (3, 0)
+
+
 def test_merge_hits_breaks_ties_by_id():
     near, far = [Hit(9, "i", 0.5), Hit(3, "c", 0.2)], [Hit(4, "d", 0.5)]
     assert [hit.image_id for hit in merge_hits([near, far], 2)] == [4, 9]

@@ -353,3 +353,45 @@ def test_bad_input_is_refused():
         build_signs(codes, np.array([5, 5]), DIM)
     with pytest.raises(ValueError, match="expected an IndexRaBitQ of 512 numbers, got IndexFlatIP of 4"):
         SignIndex(faiss.IndexIDMap(faiss.IndexFlatIP(4)), DIM)
+
+
+def make_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
+    return build_exact(vectors, ids)
+
+
+def make_signs(vectors: np.ndarray, ids: np.ndarray) -> SignIndex:
+    return build_signs(SignCodec(vectors.shape[1]).encode(vectors), ids, vectors.shape[1])
+
+
+@pytest.mark.parametrize("make", [make_exact, make_signs])
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.1, 0.7, 0.99, 1.0])
+def test_a_masked_search_is_the_search_of_the_allowed_rows_alone(make, share):
+    rng = np.random.default_rng(8)
+    vectors, ids = np.repeat(unit_rows(500), 3, axis=0)[rng.permutation(1500)], np.arange(1500) * 2
+    allowed = rng.random(1500) < share
+    queries = np.concatenate([vectors[:3], unit_rows(5, seed=9)])
+    expected = make(vectors[allowed], ids[allowed]).search(queries, 40)
+    for asked, block in ((queries, slice(None)), (queries[:1], slice(0, 1))):
+        found = make(vectors, ids).search(asked, 40, allowed=allowed)
+        np.testing.assert_array_equal(found[1], expected[1][block])
+        np.testing.assert_array_equal(found[0], expected[0][block])
+
+
+def test_few_rows_to_leave_out_of_a_batch_keep_the_matrix_product(monkeypatch):
+    vectors, queries = unit_rows(300, 64), unit_rows(4, 64, seed=4)
+    index, allowed = build_exact(vectors, np.arange(300)), np.ones(300, bool)
+    allowed[index.search(queries, 5)[1].ravel()] = False
+    expected = index.search(queries, 7, allowed=allowed)
+    monkeypatch.setattr(vector_index, "MOST_DROPPED", 0)
+    for one, other in zip(index.search(queries, 7, allowed=allowed), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert allowed[expected[1]].all()
+
+
+@pytest.mark.parametrize("make", [make_exact, make_signs])
+def test_a_mask_that_is_none_of_these_rows_is_refused(make):
+    index = make(unit_rows(5), np.arange(5))
+    with pytest.raises(ValueError, match="a mask for 5 rows, got one of 4"):
+        index.search(unit_rows(1), 1, allowed=np.ones(4, bool))
+    with pytest.raises(ValueError, match=r"must be \(rows,\) bool, got int64 \(5,\)"):
+        index.search(unit_rows(1), 1, allowed=np.ones(5, np.int64))
