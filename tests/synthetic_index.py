@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.vector_index import build_exact
-from ckn_scale.storage.index_files import IndexManifest, make_side_table, write_index_shard, write_manifest
+from ckn_scale.storage.index_files import (
+    IndexManifest,
+    make_side_table,
+    write_index_shard,
+    write_manifest,
+    write_tombstones,
+)
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Version
@@ -32,7 +39,11 @@ def random_units(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def publish_synthetic(
-    url: str | Path, vectors: np.ndarray, num_shards: int, models: dict | None = None
+    url: str | Path,
+    vectors: np.ndarray,
+    num_shards: int,
+    models: dict | None = None,
+    deleted: Sequence[int] = (),
 ) -> SyntheticIndex:
     """Publish the next version of a run made of `vectors`, cut into `num_shards` index shards."""
     run = RunFolder.create(str(url), {"synthetic": True})
@@ -42,7 +53,9 @@ def publish_synthetic(
         write_index_shard(run.store, folder, shard, build_exact(vectors[ids], ids).to_bytes(), side_rows(ids))
         for shard, ids in enumerate(np.array_split(np.arange(len(vectors)), num_shards))
     )
-    manifest = IndexManifest(f"b-{attempt}", DIM, len(vectors), models or {}, shards)
+    tombstones = write_tombstones(run.store, folder, np.array(deleted, np.int64))
+    rows = len(vectors) - len(deleted)
+    manifest = IndexManifest(f"b-{attempt}", DIM, rows, models or {}, shards, tombstones=tombstones)
     file = write_manifest(run.store, folder, manifest)
     return SyntheticIndex(run, vectors, manifest, record_version(run, manifest.build, file))
 

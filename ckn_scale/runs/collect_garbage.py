@@ -55,5 +55,5 @@ def _read_records(run: RunFolder) -> tuple[set[str], set[tuple[str, int]]]:
     for version in run.versions.all():  # any of them, so that a rollback finds it
         with contextlib.suppress(CorruptData):
             shards = read_manifest(run.store, version.manifest).shards
-            named.update(file.path for shard in shards for file in (shard.index, shard.table))
+            named.update(file.path for shard in shards for file in shard.files)
     return named, recorded

@@ -252,7 +252,7 @@ class _Verifier:
             manifest = self.manifests.get(version.number)
             if manifest is None:
                 continue
-            for file in (one for shard in manifest.shards for one in (shard.index, shard.table)):
+            for file in (one for shard in manifest.shards for one in shard.files):
                 number = number_of(file)
                 commit = self.built.get(number)
                 rebuilt = commit is not None and file not in commit.files.values()

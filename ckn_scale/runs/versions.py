@@ -91,7 +91,7 @@ def require_whole(run: RunFolder, version: Version) -> None:
     """CorruptData unless all that a version names is there: manifest and models by sha256, shards by size."""
     try:
         manifest = read_manifest(run.store, version.manifest)
-        files = [file for shard in manifest.shards for file in (shard.index, shard.table)]
+        files = [file for shard in manifest.shards for file in shard.files]
         map_in_threads(lambda file: _require_size(run, file), files)
         load_models(run.store, manifest.models)
     except (CorruptData, ValueError, KeyError, TypeError) as error:

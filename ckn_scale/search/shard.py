@@ -14,7 +14,7 @@ from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
-from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table
+from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
 from ckn_scale.storage.store import Store
 
 Allowed: TypeAlias = Sequence[np.ndarray | None]  # a (rows,) bool mask for each shard; None: all of its rows
@@ -49,7 +49,6 @@ class ShardGroup:
         *,
         threads: int = 1,
         cache: FileCache | None = None,
-        deleted: np.ndarray | None = None,
     ) -> None:
         wanted = {shard.shard for shard in manifest.shards} if shard_ids is None else set(shard_ids)
         unknown = wanted - {shard.shard for shard in manifest.shards}
@@ -61,7 +60,7 @@ class ShardGroup:
         held = [shard for shard in manifest.shards if shard.shard in wanted and shard.rows]
         held.sort(key=lambda shard: shard.first_id)
         self._first_ids = [shard.first_id for shard in held]
-        gone = np.empty(0, np.int64) if deleted is None else deleted
+        gone = read_ids(store, manifest.tombstones)
         self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
 
     @property

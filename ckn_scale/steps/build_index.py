@@ -49,7 +49,7 @@ class BuildIndex(Step):
 
     name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
-    version = 3
+    version = 4
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -76,7 +76,7 @@ class BuildIndex(Step):
         folder = self.run.index_folder(shard_id, attempt)
         written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
         return ShardResult(
-            files={"index": written.index, "table": written.table},
+            files={"index": written.index, "table": written.table, "ids": written.ids},
             report={
                 "first_id": written.first_id,
                 "last_id": written.last_id,
@@ -126,6 +126,8 @@ def list_index_shards(step: BuildIndex) -> list[IndexShard]:
             position_of(number),
             commit.files["index"],
             commit.files["table"],
+            commit.files["ids"],
+            points=commit.files.get("points"),
             rows=commit.report["rows"],
             first_id=commit.report["first_id"],
             last_id=commit.report["last_id"],

@@ -2,6 +2,8 @@
 
     <folder>/shard-00000.faiss   vectors with global ids, opened memory-mapped
     <folder>/shard-00000.arrow   the same rows: image_id, uri, thumbnail, kept columns (Arrow IPC, mapped)
+    <folder>/shard-00000.ids     the same rows: their ids alone, int64
+    <folder>/tombstones.ids      of a version: rows of its shards that are in no answer any more
     <folder>/manifest.json       sha256 and size of every file, id ranges, rows, dim, models
 
 A folder belongs to one attempt and is never written twice. Readers start from a published version,
@@ -21,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.errors import CorruptData
-from ckn_scale.storage.run_folder import index_shard_path, manifest_path
+from ckn_scale.storage.run_folder import index_shard_path, manifest_path, tombstones_path
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_file, write_file
 
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
 METRIC = "inner_product"
 SIDE_COLUMNS = pa.schema([("image_id", pa.int64()), ("uri", pa.string()), ("thumbnail", pa.binary())])
 ROWS_PER_BATCH = 4096  # keeps 32-bit offsets enough for thumbnails
@@ -38,9 +40,16 @@ class IndexShard:
     shard: int
     index: StoredFile
     table: StoredFile
+    ids: StoredFile
     rows: int
     first_id: int
     last_id: int
+    points: StoredFile | None = None  # for evidence, where the run keeps points
+
+    @property
+    def files(self) -> list[StoredFile]:
+        named = (self.index, self.table, self.ids, self.points)
+        return [file for file in named if file is not None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class IndexManifest:
 
     build: str
     dim: int
-    rows: int
+    rows: int  # that answers may hold: those of the shards without the tombstones
     models: Mapping[str, StoredFile]  # by name: what encodes a query
     shards: tuple[IndexShard, ...]
     kind: str = "exact"  # or "signs": which class of core opens the shards
@@ -57,6 +66,7 @@ class IndexManifest:
     format: int = MANIFEST_FORMAT
     generation: int = 0  # of the models
     replaced: int = 0  # images that are ok, but have a newer version of themselves in the run
+    tombstones: StoredFile | None = None  # sorted ids of rows that are deleted or replaced; none: no file
 
 
 def make_side_table(
@@ -79,15 +89,34 @@ def make_side_table(
 def write_index_shard(store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table) -> IndexShard:
     """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order."""
     ids = _check_side_table(table)
-    index_path, table_path = (index_shard_path(folder, shard_id, kind) for kind in ("faiss", "arrow"))
+    suffixes = ("faiss", "arrow", "ids")
+    index_path, table_path, ids_path = (index_shard_path(folder, shard_id, one) for one in suffixes)
     return IndexShard(
         shard=shard_id,
         index=write_file(store, index_path, index, len(ids)),
         table=write_file(store, table_path, _serialise_table(table), len(ids)),
+        ids=write_ids(store, ids_path, ids),
         rows=len(ids),
         first_id=int(ids[0]) if len(ids) else -1,
         last_id=int(ids[-1]) if len(ids) else -1,
     )
+
+
+def write_ids(store: Store, path: str, ids: np.ndarray) -> StoredFile:
+    """Image ids as a plain file of int64."""
+    return write_file(store, path, np.ascontiguousarray(ids, "<i8").tobytes(), len(ids))
+
+
+def read_ids(store: Store, file: StoredFile | None) -> np.ndarray:
+    """The ids of such a file; none when there is none."""
+    if file is None:
+        return np.empty(0, np.int64)
+    return np.frombuffer(read_file(store, file), "<i8").astype(np.int64, copy=False)
+
+
+def write_tombstones(store: Store, folder: str, ids: np.ndarray) -> StoredFile | None:
+    """Sorted ids of rows that no answer may hold; no file when there are none."""
+    return write_ids(store, tombstones_path(folder), ids) if len(ids) else None
 
 
 def write_manifest(store: Store, folder: str, manifest: IndexManifest) -> StoredFile:
@@ -104,7 +133,8 @@ def read_manifest(store: Store, file: StoredFile) -> IndexManifest:
         raise CorruptData(f"{file.path} has format {body['format']}; this release reads {MANIFEST_FORMAT}")
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
     models = {name: StoredFile(**model) for name, model in body.pop("models").items()}
-    manifest = IndexManifest(shards=shards, models=models, **body)
+    tombstones = _parse_file(body.pop("tombstones"))
+    manifest = IndexManifest(shards=shards, models=models, tombstones=tombstones, **body)
     _check_manifest(manifest)
     return manifest
 
@@ -139,9 +169,12 @@ def _check_side_table(table: pa.Table) -> np.ndarray:
 
 
 def _check_manifest(manifest: IndexManifest) -> None:
+    dead = manifest.tombstones.rows if manifest.tombstones else 0
     rows = sum(shard.rows for shard in manifest.shards)
-    if rows != manifest.rows:
-        raise ValueError(f"the manifest says {manifest.rows} rows, its shards hold {rows}")
+    if rows - dead != manifest.rows:
+        raise ValueError(
+            f"the manifest says {manifest.rows} rows, its shards hold {rows}, {dead} of them tombstones"
+        )
     numbers = [shard.shard for shard in manifest.shards]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"shard numbers must differ, got {numbers}")
@@ -156,5 +189,9 @@ def _check_manifest(manifest: IndexManifest) -> None:
 
 
 def _parse_shard(body: dict[str, Any]) -> IndexShard:
-    index, table = StoredFile(**body.pop("index")), StoredFile(**body.pop("table"))
-    return IndexShard(index=index, table=table, **body)
+    index, table, ids = (StoredFile(**body.pop(name)) for name in ("index", "table", "ids"))
+    return IndexShard(index=index, table=table, ids=ids, points=_parse_file(body.pop("points")), **body)
+
+
+def _parse_file(body: dict[str, Any] | None) -> StoredFile | None:
+    return None if body is None else StoredFile(**body)

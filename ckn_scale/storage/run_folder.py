@@ -11,8 +11,8 @@ samples/<stage>/00012-<attempt>.parquet           patches, priorities, subpatche
 models/<name>-<sha16>.safetensors                 one model, and .json for people
 models/000001.json                                generations: all models of the run at once
 <stage>/00012-<attempt>.parquet                   vectors, descriptors, thumbnails of encoded images
-index/<number>-<attempt>/shard-00000.faiss        index shards, numbered by their content; .arrow beside
-index/<build>-<attempt>/manifest.json             what a build is made of
+index/<number>-<attempt>/shard-00000.faiss        index shards, numbered by their content; .arrow, .ids beside
+index/<build>-<attempt>/manifest.json             what a version is made of; tombstones.ids beside
 index/000007.json                                 published versions
 queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parquet   what was asked of one
 commits/<step>/00012.1.json                       shard 12 of a step, generation 1
@@ -234,6 +234,10 @@ def index_shard_path(folder: str, position: int, suffix: str) -> str:
 
 def manifest_path(folder: str) -> str:
     return f"{folder}/manifest.json"
+
+
+def tombstones_path(folder: str) -> str:
+    return f"{folder}/tombstones.ids"
 
 
 def is_of_sample(path: str) -> bool:

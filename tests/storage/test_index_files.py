@@ -15,9 +15,11 @@ from ckn_scale.storage.index_files import (
     IndexManifest,
     make_side_table,
     open_side_table,
+    read_ids,
     read_manifest,
     write_index_shard,
     write_manifest,
+    write_tombstones,
 )
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile
@@ -61,9 +63,18 @@ def test_a_side_table_comes_back_mapped_and_does_not_depend_on_its_chunks(store)
 def test_a_manifest_comes_back_equal(store):
     shard = write_shard(store, np.array([4, 7, 9]))
     models = {"encoder": StoredFile("models/x", "00", 1)}
-    manifest = IndexManifest("b", 16, 3, models, (shard,), generation=2, replaced=1)
+    shard = dataclasses.replace(shard, points=StoredFile("index/b-1/points", "00", 1))
+    tombstones = write_tombstones(store, "index/b-1", np.array([4, 9]))
+    manifest = IndexManifest("b", 16, 1, models, (shard,), generation=2, tombstones=tombstones)
     file = write_manifest(store, "index/b-1", manifest)
     assert read_manifest(store, file) == manifest
+    assert read_ids(store, manifest.tombstones).tolist() == [4, 9]
+    assert read_ids(store, shard.ids).tolist() == [4, 7, 9]
+
+
+def test_without_tombstones_there_is_no_file_of_them(store):
+    assert write_tombstones(store, "index/b-1", np.empty(0, np.int64)) is None
+    assert read_ids(store, None).tolist() == []
 
 
 def test_a_changed_or_missing_manifest_is_damage(tmp_path):
@@ -80,7 +91,7 @@ def test_a_changed_or_missing_manifest_is_damage(tmp_path):
 
 def test_a_manifest_of_a_later_format_is_refused(store):
     file = write_manifest(store, "index/b-1", IndexManifest("b", 16, 0, {}, (), format=9))
-    with pytest.raises(CorruptData, match="has format 9; this release reads 2"):
+    with pytest.raises(CorruptData, match="has format 9; this release reads 3"):
         read_manifest(store, file)
 
 
