@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,10 +15,13 @@ from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
+from ckn_scale.search.filters import Filter
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
 from ckn_scale.storage.store import Store
 
-Allowed: TypeAlias = Sequence[np.ndarray | None]  # a (rows,) bool mask for each shard; None: all of its rows
+FILTERS_KEPT = 8  # a bit more than a byte a row each
+# For each shard a (rows,) bool mask, or what `ShardGroup.allow` made of a filter; None: all of its rows.
+Allowed: TypeAlias = Sequence[np.ndarray | RowMask | None]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,21 @@ class ShardGroup:
         self._first_ids = [shard.first_id for shard in held]
         gone = read_ids(store, manifest.tombstones)
         self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
+        self._allow = lru_cache(FILTERS_KEPT)(self._evaluate)
+
+    def allow(self, wanted: Filter) -> Allowed:
+        """What a filter admits, for `find` and `search`; that of the last few filters is kept.
+
+        InputError when a column or value does not fit the index.
+        """
+        return self._allow(wanted)
+
+    def _evaluate(self, wanted: Filter) -> Allowed:
+        masks = [wanted.evaluate(shard.table) for shard in self.shards]
+        alive = [None if shard.alive is None else shard.alive.mask for shard in self.shards]
+        return [
+            RowMask(mask if there is None else mask & there) for mask, there in zip(masks, alive, strict=True)
+        ]
 
     @property
     def rows(self) -> int:
@@ -150,11 +169,11 @@ class OpenShard:
         self.alive = None if self.rows == len(ids) else RowMask(alive)
 
     def search(
-        self, vectors: np.ndarray, k: int, *, threads: int, allowed: np.ndarray | None
+        self, vectors: np.ndarray, k: int, *, threads: int, allowed: np.ndarray | RowMask | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As the index searches, without images that are deleted."""
-        mask: np.ndarray | RowMask | None = allowed
-        if self.alive is not None:
+        """As the index searches, without images that are deleted (a RowMask is without them already)."""
+        mask = allowed
+        if self.alive is not None and not isinstance(allowed, RowMask):
             mask = self.alive if allowed is None else allowed & self.alive.mask
         return self.index.search(vectors, k, threads=threads, allowed=mask)
 
