@@ -24,6 +24,7 @@ from ckn_scale.steps.draw_queries import read_draw
 from ckn_scale.storage.builds import number_index_shard
 from ckn_scale.storage.index_files import IndexManifest, IndexShard
 from ckn_scale.storage.plans import count_shards, list_replaced
+from ckn_scale.storage.point_files import read_point_ids
 from ckn_scale.storage.run_folder import VECTORS_STAGE, RunFolder, parse_data_path
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
@@ -170,11 +171,14 @@ def check_position(
     if held is None:
         return findings
     expected = held.expect_ids(usable)
-    for file, read_ids in ((held.shard.index, held.read_index), (held.shard.table, held.read_table)):
+    shard, readers = held.shard, (held.read_index, held.read_table, read_point_ids)
+    for file, read_ids in zip((shard.index, shard.table, shard.points), readers, strict=True):
+        if file is None:
+            continue
         with _collect(findings, file.path, remedy):
             ids = read_ids(_read(store, file))
             held.require_form(ids)
-            expected = ids if expected is None else expected  # at least, both hold the same
+            expected = ids if expected is None else expected  # at least, all hold the same
             _require_ids(ids, expected)
     return findings
 

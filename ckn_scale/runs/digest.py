@@ -58,7 +58,10 @@ def _digest_index(run: RunFolder) -> str:
     if latest is None:
         return _digest_lines([])
     manifest = read_manifest(run.store, latest.manifest)
-    shards = (f"{s.shard} {s.rows} {s.index.sha256} {s.table.sha256}" for s in manifest.shards)
+    shards = (
+        " ".join([str(one.shard), str(one.rows), *(file.sha256 for file in one.files)])
+        for one in manifest.shards
+    )
     return _digest_lines([f"{manifest.kind} {manifest.dim} {manifest.metric}", *shards])
 
 

@@ -330,7 +330,7 @@ class _Verifier:
                 if one in self.encoded
             ]
             files = [one.vectors for one in encoded]
-            files += [held.shard.index, held.shard.table] if held else []
+            files += held.shard.files if held else []
             yield _Check(files, partial(check_position, self.run.store, encoded, held, self.rebuild))
 
     def _open_current(self) -> CurrentIndex | None:

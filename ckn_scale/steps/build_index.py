@@ -1,4 +1,4 @@
-"""Build: committed vectors → one index file and side table per index shard, then the manifest.
+"""Build: committed vectors and points → index, side table and points of each index shard; the manifest.
 
 A build is named by what it holds, and so is each of its shards (`storage/builds.py`). The same run built
 again gives the same names and finds its shards done; after an append, those that did not change.
@@ -35,10 +35,13 @@ from ckn_scale.storage.index_files import (
 )
 from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
+from ckn_scale.storage.point_files import serialise_points
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import BUILD_INDEX, THUMBNAILS_STAGE, VECTORS_STAGE
+from ckn_scale.storage.run_folder import BUILD_INDEX, DESCRIPTORS_STAGE, THUMBNAILS_STAGE, VECTORS_STAGE
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_table
+
+INDEX_FILES = ("index", "table", "ids", "points")  # of an index shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +52,7 @@ class BuildIndex(Step):
 
     name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
-    version = 4
+    version = 5
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -73,10 +76,13 @@ class BuildIndex(Step):
         vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
         side = self._make_side_table(covered, vectors.column("image_id"))
         index = make_index(vectors)
+        points = self._collect_points(covered, vectors)
         folder = self.run.index_folder(shard_id, attempt)
-        written = write_index_shard(self.run.store, folder, position_of(shard_id), index.to_bytes(), side)
+        written = write_index_shard(
+            self.run.store, folder, position_of(shard_id), index.to_bytes(), side, points
+        )
         return ShardResult(
-            files={"index": written.index, "table": written.table, "ids": written.ids},
+            files={name: file for name in INDEX_FILES if (file := getattr(written, name)) is not None},
             report={
                 "first_id": written.first_id,
                 "last_id": written.last_id,
@@ -95,6 +101,12 @@ class BuildIndex(Step):
         if number != shard_id:
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
+
+    def _collect_points(self, covered: Sequence[Commit], vectors: pa.Table) -> bytes:
+        """The points of these images, as a file that searches read."""
+        files = (commit.files[DESCRIPTORS_STAGE] for commit in covered)
+        points = pa.concat_tables(read_table(self.run.store, file) for file in files)
+        return serialise_points(vectors, points)
 
     def _make_side_table(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> pa.Table:
         """What the index has beside the vectors of these images: URIs, thumbnails and kept columns."""

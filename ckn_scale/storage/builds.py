@@ -13,7 +13,7 @@ import numpy as np
 
 from ckn_scale.errors import RunFailed
 from ckn_scale.storage.plans import count_shards, find_segment, list_replaced
-from ckn_scale.storage.run_folder import THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder
+from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, THUMBNAILS_STAGE, VECTORS_STAGE, RunFolder
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
 
@@ -53,11 +53,12 @@ def number_index_shards(
 def number_index_shard(
     position: int, covered: Sequence[Commit], segments: Sequence[Segment], replaced: np.ndarray
 ) -> int:
-    """Of one index shard, by what it is made of: vectors, thumbnails, and images that were replaced."""
+    """Of one index shard, by what it is made of: vectors, points, thumbnails, and what was replaced."""
     content = hashlib.sha256()
     for commit in covered:
-        vectors, thumbnails = commit.files[VECTORS_STAGE].sha256, commit.files[THUMBNAILS_STAGE].sha256
-        content.update(f"{commit.shard_id} {commit.fingerprint} {vectors} {thumbnails}\n".encode())
+        stages = (VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE)
+        files = " ".join(commit.files[stage].sha256 for stage in stages)
+        content.update(f"{commit.shard_id} {commit.fingerprint} {files}\n".encode())
     first, _ = _ids_of_shard(segments, covered[0].shard_id)
     _, end = _ids_of_shard(segments, covered[-1].shard_id)
     content.update(replaced[slice(*np.searchsorted(replaced, (first, end)))].tobytes())

@@ -3,6 +3,7 @@
     <folder>/shard-00000.faiss   vectors with global ids, opened memory-mapped
     <folder>/shard-00000.arrow   the same rows: image_id, uri, thumbnail, kept columns (Arrow IPC, mapped)
     <folder>/shard-00000.ids     the same rows: their ids alone, int64
+    <folder>/shard-00000.points  the same rows: their points, for matching (see point_files.py)
     <folder>/tombstones.ids      of a version: rows of its shards that are in no answer any more
     <folder>/manifest.json       sha256 and size of every file, id ranges, rows, dim, models
 
@@ -86,16 +87,23 @@ def make_side_table(
     return table
 
 
-def write_index_shard(store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table) -> IndexShard:
-    """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order."""
+def write_index_shard(
+    store: Store, folder: str, shard_id: int, index: bytes, table: pa.Table, points: bytes | None = None
+) -> IndexShard:
+    """Write one shard: `index` as FAISS serialises it, `table` with a row per vector, in id order.
+
+    `points` as `point_files.serialise_points` gives them for the same rows.
+    """
     ids = _check_side_table(table)
-    suffixes = ("faiss", "arrow", "ids")
-    index_path, table_path, ids_path = (index_shard_path(folder, shard_id, one) for one in suffixes)
+    suffixes = ("faiss", "arrow", "ids", "points")
+    paths = (index_shard_path(folder, shard_id, one) for one in suffixes)
+    index_path, table_path, ids_path, points_path = paths
     return IndexShard(
         shard=shard_id,
         index=write_file(store, index_path, index, len(ids)),
         table=write_file(store, table_path, _serialise_table(table), len(ids)),
         ids=write_ids(store, ids_path, ids),
+        points=None if points is None else write_file(store, points_path, points, len(ids)),
         rows=len(ids),
         first_id=int(ids[0]) if len(ids) else -1,
         last_id=int(ids[-1]) if len(ids) else -1,

@@ -11,7 +11,7 @@ samples/<stage>/00012-<attempt>.parquet           patches, priorities, subpatche
 models/<name>-<sha16>.safetensors                 one model, and .json for people
 models/000001.json                                generations: all models of the run at once
 <stage>/00012-<attempt>.parquet                   vectors, descriptors, thumbnails of encoded images
-index/<number>-<attempt>/shard-00000.faiss        index shards, numbered by their content; .arrow, .ids beside
+index/<number>-<attempt>/shard-00000.faiss        index shards, by content; .arrow, .ids, .points beside
 index/<build>-<attempt>/manifest.json             what a version is made of; tombstones.ids beside
 index/000007.json                                 published versions
 queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parquet   what was asked of one
