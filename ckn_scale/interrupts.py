@@ -18,12 +18,14 @@ from typing import NoReturn
 
 EXIT_CODE = 130
 SENTENCE = "ckn-scale: interrupted; run the same command again to go on"
+NOTHING_KEPT = "ckn-scale: interrupted; nothing was written, and the same command starts over"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEANUP_S = 15.0  # for ending workers and a Ray of our own; then the process ends whatever it waits for
 
 _interrupted = threading.Event()  # by a signal, that the sentence reports
 _saying = threading.Lock()
 _deferring = False
+_sentence = SENTENCE
 
 
 @contextlib.contextmanager
@@ -112,12 +114,18 @@ def wait_for_signal() -> None:
 
 def say_interrupted() -> None:
     """The sentence, and nothing after it: whatever libraries have to say of their end is of no use."""
-    line = f"\r\x1b[K{SENTENCE}\n" if os.isatty(2) else f"{SENTENCE}\n"
+    line = f"\r\x1b[K{_sentence}\n" if os.isatty(2) else f"{_sentence}\n"
     with contextlib.suppress(OSError):
         os.write(2, line.encode())  # not sys.stderr, in the middle of whose write we may be
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
+
+
+def keep_nothing() -> None:
+    """What this process does from now on starts over when it is interrupted: the sentence says so."""
+    global _sentence
+    _sentence = NOTHING_KEPT
 
 
 def was_interrupted() -> bool:

@@ -9,6 +9,7 @@ import typer
 from ckn_scale.cli.options import AsJson, Run
 from ckn_scale.cli.output import announce, print_json
 from ckn_scale.errors import InputError
+from ckn_scale.interrupts import keep_nothing
 
 
 def export(
@@ -42,6 +43,7 @@ def export(
     """
     if (vectors is None) == (not faiss):
         raise InputError("say what to export: either --vectors npy, --vectors parquet or --faiss")
+    keep_nothing()
     announce(f"exporting {run} to {out}", quiet=quiet)
     from dataclasses import asdict
     from functools import partial

@@ -11,12 +11,7 @@ of FAISS lies in memory as a whole, as it will where it is opened.
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +22,11 @@ import pyarrow.parquet as pq
 
 from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.plain_index import describe_index, join_indexes, read_blocks
-from ckn_scale.errors import InputError, RunFailed
+from ckn_scale.errors import RunFailed
 from ckn_scale.search.shard import OpenShard, ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest
-from ckn_scale.storage.local_files import TEMP_PREFIX, make_folder, sync_folder
+from ckn_scale.storage.output_folders import new_folder
 from ckn_scale.storage.run_folder import RunFolder
 
 OnRows = Callable[[int, int], None]  # done, total
@@ -64,7 +59,7 @@ def export_version(
     if form not in FORMS:
         raise ValueError(f"no form of an export named {form!r}; there are {', '.join(FORMS)}")
     index = None
-    with _new_folder(target) as folder:
+    with new_folder(target, run) as folder:
         published = open_version(run, version)
         manifest = published.manifest
         shards = ShardGroup(run.store, manifest).shards
@@ -152,31 +147,3 @@ def _read_images(shard: OpenShard, rows: slice, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-@contextmanager
-def _new_folder(target: str) -> Iterator[Path]:
-    """A folder to write to, which is `target` once the block has ended well and is gone otherwise."""
-    if "://" in target:
-        raise InputError(f"{target}: an export goes to a local folder; copy it from there")
-    place = Path(os.path.abspath(target))
-    if os.path.lexists(place):
-        raise InputError(f"{target} is there already: name another folder, or remove it first")
-    make_folder(place.parent)
-    temp = place.parent / f"{TEMP_PREFIX}{uuid.uuid4().hex}"
-    temp.mkdir()
-    try:
-        yield temp
-        for path in temp.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(temp)
-        try:
-            temp.rename(place)
-        except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise InputError(f"{target} was made by another process meanwhile") from error
-            raise
-        sync_folder(place.parent)
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)

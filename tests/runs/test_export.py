@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
+import signal
+import subprocess
 
 import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from photo_runs import parse
+from photo_runs import index_command, parse
 from synthetic_index import DIM, publish_synthetic, random_units
 
 from ckn_scale.core import plain_index
 from ckn_scale.core.vector_codes import SignCodec
 from ckn_scale.core.vector_index import build_signs
 from ckn_scale.errors import CorruptData, InputError
+from ckn_scale.interrupts import NOTHING_KEPT
 from ckn_scale.runs import export as export_module
 from ckn_scale.runs.export import export_version
 from ckn_scale.search.engine import open_index
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import make_side_table
+from ckn_scale.storage.output_folders import new_folder
 from ckn_scale.storage.run_folder import RunFolder
 
 SMALLER = "IndexIDMap of IndexScalarQuantizer"
@@ -194,3 +200,40 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(
         export_version(run, str(tmp_path / "half"), "npy", on_rows=meanwhile)
     assert [path.name for path in (tmp_path / "half").iterdir()] == ["theirs"]
     assert list_hidden(tmp_path) == []
+
+
+def test_a_folder_inside_the_run_is_refused(synthetic, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(synthetic.run.url)
+    for place in (f"{synthetic.run.url}/index/out", str(link / "out")):
+        with pytest.raises(InputError, match="lies in the run folder"):
+            export_version(synthetic.run, place, "npy")
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_to_the_same_place(
+    synthetic, tmp_path, command_line
+):
+    url, out = synthetic.run.url, tmp_path / "out"
+    kill = {"CKN_SCALE_FAILPOINT": "data_written:output_folder"}
+    for _ in range(2):  # the second removes what the first left, and leaves its own
+        command_line("export", url, out, "--vectors", "npy", env=kill)
+        assert len(list_hidden(tmp_path)) == 1
+    with new_folder(str(out), synthetic.run) as other:  # one that is being written now stays
+        assert [tmp_path / name for name in list_hidden(tmp_path)] == [other]
+        result = command_line("export", url, out, "--vectors", "npy")
+        assert result.returncode == 0, result.stderr
+        assert other.is_dir()
+        shutil.rmtree(out)
+    assert list_hidden(tmp_path) == []
+
+
+def test_an_interrupted_export_says_that_it_starts_over(synthetic, tmp_path, user_env):
+    environment = {**user_env, "CKN_SCALE_FAILPOINT": "data_written:output_folder:0:STOP"}
+    command = index_command("export", synthetic.run.url, tmp_path / "out", "--faiss", "--quiet")
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, f"{NOTHING_KEPT}\n")
+    assert list(tmp_path.iterdir()) == []
