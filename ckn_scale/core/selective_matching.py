@@ -7,6 +7,7 @@ images lie in flat arrays with offsets: no loop goes over points. Tentative matc
 
     aggregate_points     words and codes of points  →  one code per image and word
     score_candidates     a query's, candidates'     →  a score of each candidate
+    score_points         the same of points that are sorted by word, aggregated on the way
     match_points         a query's points, candidates'  →  tentative matches, mutual nearest within words
     match_freely         the same whatever the words, for codes that have one centre
 """
@@ -106,19 +107,29 @@ def aggregate_points(points: PointSets) -> PointSets:
     keys = points.image_of * MAX_WORDS + points.words
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    counts = np.diff(starts, append=len(order))
     first = order[starts]
-    codes = points.codes[first].copy()
-    shared = np.flatnonzero(counts > 1)  # most words of an image have one point
-    if len(shared):
-        rows = order[np.repeat(counts > 1, counts)]
-        bounds = np.cumsum(counts[shared]) - counts[shared]
-        votes = np.add.reduceat(np.unpackbits(points.codes[rows], axis=1), bounds, axis=0, dtype=np.int32)
-        twice, number = 2 * votes, counts[shared][:, None]
-        leading = np.unpackbits(codes[shared], axis=1)
-        codes[shared] = np.packbits(np.where(twice == number, leading, twice > number), axis=1)
+    codes = _vote(points.codes[order], starts, np.diff(starts, append=len(order)))
     offsets = np.searchsorted(keys[first], np.arange(len(points) + 1) * MAX_WORDS)
     return PointSets(points.words[first], codes, offsets)
+
+
+def _vote(codes: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(G, B) the majority of each bit in groups of codes, `counts` from `starts` on; a tie is the first's."""
+    voted: np.ndarray = codes[starts]  # of one code, and of two: where they differ is a tie
+    three = np.flatnonzero(counts == 3)
+    a, b, c = (codes[starts[three] + place] for place in range(3))
+    voted[three] = (a & b) | (c & (a | b))
+    many = np.flatnonzero(counts > 3)
+    if len(many):
+        number = counts[many]
+        bounds = np.cumsum(number) - number
+        rows = np.repeat(starts[many] - bounds, number) + np.arange(number.sum())
+        votes = np.add.reduceat(np.unpackbits(codes[rows], axis=1), bounds, axis=0, dtype=np.int32)
+        leading = np.unpackbits(voted[many], axis=1)
+        voted[many] = np.packbits(
+            np.where(2 * votes == number[:, None], leading, 2 * votes > number[:, None]), axis=1
+        )
+    return voted
 
 
 def score_candidates(
@@ -143,12 +154,58 @@ def score_candidates(
     partner = position[candidates.words]
     shared = np.flatnonzero(partner >= 0)
     distances = _count_differences(query.codes[partner[shared]], candidates.codes[shared])
-    similarities = 1 - np.arange(NUM_CODE_BITS + 1) * (2 / NUM_CODE_BITS)  # of each distance there is
-    counted = np.where(similarities > min_similarity, np.maximum(similarities, 0) ** selectivity, 0.0)
-    totals = np.bincount(candidates.image_of[shared], weights=counted[distances], minlength=len(candidates))
+    totals = np.bincount(
+        candidates.image_of[shared],
+        weights=_weigh_distances(selectivity, min_similarity)[distances],
+        minlength=len(candidates),
+    )
     sizes = np.diff(candidates.offsets) * len(query.words)
     scores: np.ndarray = totals / np.sqrt(np.maximum(sizes, 1))
     return scores
+
+
+def score_points(
+    query: PointSets,
+    candidates: PointSets,
+    *,
+    selectivity: float = SELECTIVITY,
+    min_similarity: float = MIN_SIMILARITY,
+) -> np.ndarray:
+    """`score_candidates` of points that are not aggregated, but sorted by word within each image.
+
+    Only the words that a query has are aggregated, which is much faster than all of them.
+    """
+    if len(candidates.words) == 0:
+        return np.zeros(len(candidates))
+    is_start = np.diff(candidates.words, prepend=np.uint16(0)) != 0
+    begins = candidates.offsets[:-1][np.diff(candidates.offsets) > 0]
+    is_start[begins] = True
+    falls = np.flatnonzero(candidates.words[1:] < candidates.words[:-1]) + 1
+    if not np.isin(falls, begins).all():
+        raise ValueError("the candidates' points must be sorted by word")
+    num_words = np.diff(np.concatenate([[0], np.cumsum(is_start)])[candidates.offsets])
+    starts = np.flatnonzero(is_start)
+    position = np.full(MAX_WORDS, -1, np.int32)
+    position[query.words] = np.arange(len(query.words))
+    partner = position[candidates.words[starts]]
+    shared = np.flatnonzero(partner >= 0)
+    counts = np.diff(starts, append=len(candidates.words))[shared]
+    codes = _vote(candidates.codes, starts[shared], counts)
+    distances = _count_differences(query.codes[partner[shared]], codes)
+    image = np.repeat(np.arange(len(candidates)), num_words)[shared]
+    weights = _weigh_distances(selectivity, min_similarity)[distances]
+    totals = np.bincount(image, weights=weights, minlength=len(candidates))
+    scores: np.ndarray = totals / np.sqrt(np.maximum(num_words * len(query.words), 1))
+    return scores
+
+
+def _weigh_distances(selectivity: float, min_similarity: float) -> np.ndarray:
+    """(129,) what a pair of codes counts, by the bits in which they differ."""
+    similarities = 1 - np.arange(NUM_CODE_BITS + 1) * (2 / NUM_CODE_BITS)
+    counted: np.ndarray = np.where(
+        similarities > min_similarity, np.maximum(similarities, 0) ** selectivity, 0.0
+    )
+    return counted
 
 
 def match_points(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,11 +17,24 @@ from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
+from ckn_scale.storage.point_files import PointFile
 from ckn_scale.storage.store import Store
 
 FILTERS_KEPT = 8  # a bit more than a byte a row each
 # For each shard a (rows,) bool mask, or what `ShardGroup.allow` made of a filter; None: all of its rows.
 Allowed: TypeAlias = Sequence[np.ndarray | RowMask | None]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the points of an image say about it."""
+
+    match: bool  # at the false-alarm rate of the answer
+    inliers: int
+    box: tuple[float, float, float, float] | None
+    transform: list[list[float]] | None
+    similarity: float  # of the vectors
+    selective: float  # of the words that both images have
 
 
 @dataclass(frozen=True)
@@ -32,10 +45,37 @@ class Hit:
     uri: str
     score: float
     columns: dict[str, Any] = field(default_factory=dict)  # what the user kept beside the image
+    verified: Verified | None = None  # what its points say; None in a search by vectors alone
 
     def __repr__(self) -> str:
         kept = f", columns={self.columns!r}" if self.columns else ""
-        return f"Hit(score={self.score:.4f}, uri={self.uri!r}, image_id={self.image_id}{kept})"
+        found = "" if self.verified is None else f", match={self.match}, inliers={self.inliers}"
+        return f"Hit(score={self.score:.4f}, uri={self.uri!r}, image_id={self.image_id}{found}{kept})"
+
+    @property
+    def match(self) -> bool | None:
+        """Whether it shows the same thing as the query; None when that was not looked at."""
+        return None if self.verified is None else self.verified.match
+
+    @property
+    def inliers(self) -> int | None:
+        """Places at which both images agree under one transform."""
+        return None if self.verified is None else self.verified.inliers
+
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """x1, y1, x2, y2 around what matches, in pixels of the upright indexed image."""
+        return None if self.verified is None else self.verified.box
+
+    @property
+    def transform(self) -> list[list[float]] | None:
+        """3 × 3: a pixel of the query → the indexed image, for a match."""
+        return None if self.verified is None else self.verified.transform
+
+    def to_form(self) -> dict[str, Any]:
+        """As JSON has it; what verification says only where there was one."""
+        form = {"image_id": self.image_id, "uri": self.uri, "score": self.score, "columns": self.columns}
+        return form if self.verified is None else {**form, **asdict(self.verified)}
 
 
 class ShardGroup:
@@ -86,6 +126,21 @@ class ShardGroup:
     def rows(self) -> int:
         """How many images can be found."""
         return sum(shard.rows for shard in self.shards)
+
+    @property
+    def has_points(self) -> bool:
+        """Whether the points of all its images are there: answers can be verified."""
+        return all(shard.points is not None for shard in self.shards)
+
+    def locate(self, image_ids: np.ndarray) -> list[tuple[OpenShard, np.ndarray, np.ndarray]]:
+        """Shards that hold some of the ids, all of this group: each with their places there, and its rows."""
+        owner = np.searchsorted(self._first_ids, image_ids, side="right") - 1
+        found = []
+        for number in np.unique(owner).tolist():
+            places = np.flatnonzero(owner == number)
+            shard = self.shards[number]
+            found.append((shard, places, np.searchsorted(shard.index.ids, image_ids[places])))
+        return found
 
     def vector(self, image_id: int) -> np.ndarray | None:
         """The (D,) vector of an image; None when it is not in this group."""
@@ -164,6 +219,9 @@ class OpenShard:
         as_recorded = len(ids) == shard.rows and (ids[0], ids[-1]) == (shard.first_id, shard.last_id)
         if self.index.dim != manifest.dim or not as_recorded or not np.array_equal(self.index.ids, ids):
             raise CorruptData(f"{shard.index.path} and {shard.table.path} do not hold the same images")
+        self.points = None if shard.points is None else PointFile(cache.fetch(store, shard.points))
+        if self.points is not None and not np.array_equal(self.points.ids, ids):
+            raise CorruptData(f"{shard.table.path} and {shard.points} do not hold the same images")
         alive = np.isin(ids, deleted, assume_unique=True, invert=True)
         self.rows = int(np.count_nonzero(alive))
         self.alive = None if self.rows == len(ids) else RowMask(alive)

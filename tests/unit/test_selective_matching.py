@@ -17,6 +17,7 @@ from ckn_scale.core.selective_matching import (
     match_mutually,
     match_points,
     score_candidates,
+    score_points,
 )
 from ckn_scale.core.vlad import assign_words
 
@@ -91,6 +92,23 @@ def test_score_candidates_is_what_loops_say(alpha, tau):
     assert scores.dtype == np.float64
     assert scores[1] == 0
     assert scores.max() > 0.03
+
+
+def sort_by_word(points: PointSets) -> PointSets:
+    order = np.lexsort((points.words, points.image_of))
+    return PointSets(points.words[order], points.codes[order], points.offsets)
+
+
+def test_score_points_is_score_candidates_to_the_bit():
+    rng = np.random.default_rng(0)
+    query = make_query(*make_assigned(rng, 30, 3))
+    points = sort_by_word(make_points(rng, [0, 50, 0, 400, 1, 30, 0]))  # words with 1, 2, 3 and many points
+    assert len(np.unique(np.bincount(points.words))) > 4
+    assert score_points(query, points).tolist() == score_candidates(query, aggregate_points(points)).tolist()
+    nothing = PointSets(np.empty(0, np.uint16), np.empty((0, 16), np.uint8), np.zeros(3, np.int64))
+    assert score_points(query, nothing).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="sorted by word"):
+        score_points(query, make_points(rng, [50]))
 
 
 def test_an_image_has_score_1_with_itself():

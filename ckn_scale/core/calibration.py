@@ -1,0 +1,153 @@
+"""When evidence is a match: how many inliers two unrelated images have by chance, and a score from 0 to 1.
+
+Inliers of random pairs of a collection's own images fall off geometrically. The tail is fitted, and says how
+many are needed so that one pair in a thousand, or in a million, has them by chance. Some random pairs do show
+the same thing: what lies so far out that the tail expects none of it does not count. Where few pairs were
+looked at, measured defaults do (`PRIOR_PAIRS` pairs of them are added to any collection's own).
+
+A score is the probability that a pair is a planted view and not a random pair, if both are as likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+FALSE_ALARM_RATES = (1e-3, 1e-4, 1e-6)
+DECISION_RATE = 1e-6  # of a match: chance makes one of so many random pairs one
+TAIL_SHARE = 0.05  # of random pairs that the tail is fitted to
+MIN_TAIL_START = 3  # fewer inliers say nothing: one match alone proposes a transform and agrees with it
+PRIOR_PAIRS = 200.0
+PRIOR_SHARE = 0.05  # of pairs in the tail
+PRIOR_EXCESS = 0.8  # inliers beyond its start, on average
+OUTLIER_COUNT = 0.02  # a value that the tail expects less often than this among all pairs is no chance
+MARGIN_DEVIATIONS = 2.0  # by which the tail is taken to be longer than it was measured
+PRIOR_SLOPE, PRIOR_MIDDLE = 3.0, math.log1p(6.0)  # of the logistic curve over log(1 + strength)
+PRIOR_WEIGHT = 4.0  # so many observations the prior of the curve counts
+
+
+@dataclass(frozen=True)
+class Tail:
+    """P(inliers ≥ x) = share · ratio^(x − start) for a random pair, from `start` on."""
+
+    start: int
+    share: float
+    ratio: float
+    pairs: int  # that it was fitted to
+    outliers: int  # of them, that were taken for real matches
+
+    def rate(self, inliers: int) -> float:
+        """How likely a random pair has so many inliers or more."""
+        return 1.0 if inliers < self.start else self.share * self.ratio ** (inliers - self.start)
+
+    def threshold(self, rate: float) -> int:
+        """The least number of inliers that at most this share of random pairs reaches."""
+        if not 0 < rate < 1:
+            raise ValueError(f"a false-alarm rate lies between 0 and 1, got {rate}")
+        steps = math.ceil(math.log(rate / self.share) / math.log(self.ratio) - 1e-9)
+        return self.start + max(steps, 0)
+
+
+def fit_tail(histogram: Mapping[int, int]) -> Tail:
+    """Of random pairs by their number of inliers; without any, the defaults."""
+    pairs = sum(histogram.values())
+    start = _find_start(histogram)
+    inside = excess = 0.0
+    outliers = 0
+    for value in sorted(one for one, count in histogram.items() if one >= start and count):
+        tail = _blend(start, pairs, inside, excess)
+        expected = pairs * tail.share * tail.ratio ** (value - start)
+        if value > start and expected < OUTLIER_COUNT:
+            outliers = sum(count for one, count in histogram.items() if one >= value)
+            break
+        inside += histogram[value]
+        excess += histogram[value] * (value - start)
+    tail = _blend(start, pairs - outliers, inside, excess)
+    return Tail(start, tail.share, tail.ratio, pairs, outliers)
+
+
+def _find_start(histogram: Mapping[int, int]) -> int:
+    """The first number of inliers that few pairs reach."""
+    pairs = sum(histogram.values())
+    start = MIN_TAIL_START
+    while sum(count for one, count in histogram.items() if one >= start) > TAIL_SHARE * pairs:
+        start += 1
+    return start
+
+
+def _blend(start: int, pairs: float, inside: float, excess: float) -> Tail:
+    """The tail of measured pairs and the prior's, longer by what chance may have hidden of it."""
+    count = inside + PRIOR_PAIRS * PRIOR_SHARE
+    mean = (excess + PRIOR_PAIRS * PRIOR_SHARE * PRIOR_EXCESS) / count
+    # A geometric mean m has the deviation √(m (m + 1) / count).
+    mean += MARGIN_DEVIATIONS * math.sqrt(mean * (mean + 1) / count)
+    share = min(1.0, count / (pairs + PRIOR_PAIRS))
+    return Tail(start, share, mean / (1 + mean), 0, 0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a version judges evidence; without arguments by the defaults, before anything was measured."""
+
+    thresholds: Mapping[str, int] = field(
+        default_factory=lambda: list_thresholds(fit_tail({}))
+    )  # inliers by false-alarm rate
+    slope: float = PRIOR_SLOPE
+    middle: float = PRIOR_MIDDLE  # log(1 + strength) at which the score is one half
+
+    @property
+    def min_inliers(self) -> int:
+        """Of a match."""
+        return self.thresholds[name_rate(DECISION_RATE)]
+
+    def is_match(self, inliers: np.ndarray) -> np.ndarray:
+        """(C,) bool."""
+        matches: np.ndarray = inliers >= self.min_inliers
+        return matches
+
+    def score(self, strength: np.ndarray) -> np.ndarray:
+        """(C,) float64 from 0 to 1, larger with the strength of `join_evidence`."""
+        scores: np.ndarray = 1 / (1 + np.exp(-self.slope * (np.log1p(strength) - self.middle)))
+        return scores
+
+
+def name_rate(rate: float) -> str:
+    return f"{rate:.0e}"
+
+
+def list_thresholds(tail: Tail) -> dict[str, int]:
+    return {name_rate(rate): tail.threshold(rate) for rate in FALSE_ALARM_RATES}
+
+
+def fit_calibration(histogram: Mapping[int, int], planted: np.ndarray, random: np.ndarray) -> Calibration:
+    """From inliers of random pairs, and strengths (P,) of planted views and (R,) of random pairs."""
+    slope, middle = _fit_logistic(np.log1p(planted), np.log1p(random))
+    return Calibration(list_thresholds(fit_tail(histogram)), slope, middle)
+
+
+def _fit_logistic(positive: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
+    """Slope and middle of the curve between two samples that count the same, near the prior's if small.
+
+    Newton's steps on the logarithm of the slope, which so stays positive, and on the middle.
+    """
+    x = np.concatenate([positive, negative])
+    y = np.concatenate([np.ones(len(positive)), np.zeros(len(negative))])
+    halves = [np.full(len(one), min(len(x), 200) / 2 / max(len(one), 1)) for one in (positive, negative)]
+    weights = np.concatenate(halves)
+    prior = np.array([math.log(PRIOR_SLOPE), PRIOR_MIDDLE])
+    found = prior.copy()
+    for _ in range(50):
+        slope = math.exp(found[0])
+        z = slope * (x - found[1])
+        p = 1 / (1 + np.exp(-z))
+        jacobian = np.stack([z, np.full(len(x), -slope)])
+        gradient = jacobian @ (weights * (p - y)) + PRIOR_WEIGHT * (found - prior)
+        curvature = (jacobian * (weights * p * (1 - p))) @ jacobian.T + PRIOR_WEIGHT * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        found -= np.clip(step, -0.5, 0.5)
+        if np.abs(step).max() < 1e-9:
+            break
+    return math.exp(found[0]), float(found[1])
