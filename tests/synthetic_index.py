@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.vector_index import build_exact
+from ckn_scale.core.short_codes import learn_quantiser, sketch
+from ckn_scale.core.vector_codes import SignCodec
+from ckn_scale.core.vector_index import StoredIndex, build_exact, build_signs
 from ckn_scale.storage.index_files import (
     IndexManifest,
+    ShortCodes,
     make_side_table,
+    read_ids,
     write_index_shard,
     write_manifest,
+    write_short_codes,
     write_tombstones,
 )
+from ckn_scale.storage.models import save_model
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Version
@@ -44,20 +50,44 @@ def publish_synthetic(
     num_shards: int,
     models: dict | None = None,
     deleted: Sequence[int] = (),
+    kind: str = "exact",
+    cuts: Sequence[int] | None = None,
 ) -> SyntheticIndex:
-    """Publish the next version of a run made of `vectors`, cut into `num_shards` index shards."""
+    """Publish the next version of a run made of `vectors`, cut into `num_shards` shards, or at `cuts`."""
     run = RunFolder.create(str(url), {"synthetic": True})
     attempt = new_attempt()
     folder = run.index_folder("b", attempt)
+    parts = np.array_split(np.arange(len(vectors)), num_shards if cuts is None else cuts)
     shards = tuple(
-        write_index_shard(run.store, folder, shard, build_exact(vectors[ids], ids).to_bytes(), side_rows(ids))
-        for shard, ids in enumerate(np.array_split(np.arange(len(vectors)), num_shards))
+        write_index_shard(run.store, folder, shard, make_index(vectors, ids, kind).to_bytes(), side_rows(ids))
+        for shard, ids in enumerate(parts)
     )
     tombstones = write_tombstones(run.store, folder, np.array(deleted, np.int64))
     rows = len(vectors) - len(deleted)
-    manifest = IndexManifest(f"b-{attempt}", DIM, rows, models or {}, shards, tombstones=tombstones)
+    manifest = IndexManifest(f"b-{attempt}", DIM, rows, models or {}, shards, kind, tombstones=tombstones)
     file = write_manifest(run.store, folder, manifest)
     return SyntheticIndex(run, vectors, manifest, record_version(run, manifest.build, file))
+
+
+def make_index(vectors: np.ndarray, ids: np.ndarray, kind: str) -> StoredIndex:
+    if kind == "signs":
+        return build_signs(SignCodec(DIM).encode(vectors[ids]), ids, DIM)
+    return build_exact(vectors[ids], ids)
+
+
+def add_short_codes(index: SyntheticIndex, *, lists: int, depth: int, probes: int) -> IndexManifest:
+    """The manifest of the same shards with short codes."""
+    store, folder = index.run.store, f"codes-{new_attempt()}"
+    quantiser = learn_quantiser(index.vectors, sketch(index.vectors), lists, seed=0)
+    named = save_model(store, "quantiser", quantiser.to_part())
+    shards = []
+    for shard in index.manifest.shards:
+        rows = index.vectors[read_ids(store, shard.ids)]
+        codes, owners = quantiser.encode(rows), quantiser.assign(rows)
+        file = write_short_codes(store, f"{folder}/{shard.shard}.codes", codes, owners)
+        shards.append(replace(shard, codes=file))
+    spec = ShortCodes("ivf-pq" if lists else "pq", named, depth, probes)
+    return replace(index.manifest, shards=tuple(shards), short_codes=spec)
 
 
 def record_version(run: RunFolder, build: str, file: StoredFile) -> int:

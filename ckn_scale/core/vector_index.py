@@ -7,6 +7,7 @@ depends on its image and its query alone, so answers are the same however the im
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -101,9 +102,19 @@ class VectorIndex:
 
         Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
         """
+        return self.find(self.prepare(queries), k, threads=threads, allowed=allowed)
+
+    def prepare(self, queries: np.ndarray) -> np.ndarray:
+        """(Q, D) queries in the form that `find` takes, of this index and all others of its kind."""
+        return as_matrix(queries, self.dim)
+
+    def find(
+        self, prepared: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, for queries that were prepared."""
         mask = as_row_mask(allowed, self.rows)
         with faiss_threads(threads):
-            similarity, positions = find_topk(self, as_matrix(queries, self.dim), k, mask)
+            similarity, positions = find_topk(self, prepared, k, mask)
         return similarity, self.ids[positions]
 
     def nearest(
@@ -197,14 +208,24 @@ class SignIndex:
 
         Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
         """
+        return self.find(self.prepare(queries), k, threads=threads, allowed=allowed)
+
+    def prepare(self, queries: np.ndarray) -> np.ndarray:
+        """(Q, D) queries in the form that `find` takes, of this index and all others of its kind: rotated."""
+        return self._codec.rotation.apply(as_matrix(queries, self.dim))
+
+    def find(
+        self, prepared: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, for queries that were prepared."""
         if k < 1:
             raise ValueError(f"k must be ≥ 1, got {k}")
         mask = as_row_mask(allowed, self.rows)
-        queries, k = as_matrix(queries, self.dim), min(k, self.rows if mask is None else mask.count)
-        if k == 0 or len(queries) == 0:
-            return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        k = min(k, self.rows if mask is None else mask.count)
+        if k == 0 or len(prepared) == 0:
+            return np.empty((len(prepared), k), np.float32), np.empty((len(prepared), k), np.int64)
         with faiss_threads(threads):
-            similarity, positions = self._find(self._codec.rotation.apply(queries), k, mask)
+            similarity, positions = self._find(prepared, k, mask)
         return similarity, self.ids[positions]
 
     def _find(self, rotated: np.ndarray, k: int, allowed: RowMask | None) -> tuple[np.ndarray, np.ndarray]:
@@ -227,8 +248,11 @@ class SignIndex:
 
     @property
     def codes(self) -> np.ndarray:
-        """(N, code_bytes) uint8, as `SignCodec` makes them."""
-        codes: np.ndarray = import_faiss().vector_to_array(self._signs.codes)
+        """(N, code_bytes) uint8, as `SignCodec` makes them; where they lie, without a copy."""
+        stored = self._signs.codes
+        if not self.rows:
+            return np.empty((0, self._codec.code_bytes), np.uint8)
+        codes: np.ndarray = import_faiss().rev_swig_ptr(stored.data(), stored.size())
         return codes.reshape(self.rows, self._codec.code_bytes)
 
     def vectors_at(self, positions: np.ndarray) -> np.ndarray:
@@ -268,6 +292,42 @@ def _order(similarity: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, n
 
 
 StoredIndex = VectorIndex | SignIndex
+
+
+def score_rows(prepared: np.ndarray, parts: Sequence[tuple[StoredIndex, np.ndarray]]) -> np.ndarray:
+    """The similarity of one prepared query (1, D) to chosen rows of several indexes of one kind, in order.
+
+    `parts` has each index with (N_i,) positions; → (ΣN_i,) float32, as a search of the index gives them.
+    """
+    if all(isinstance(index, SignIndex) for index, _ in parts):
+        return _score_signs(prepared, [(index.codes, rows) for index, rows in parts])  # type: ignore[union-attr]
+    scores = [score_pairs(index, prepared, rows[None])[0] for index, rows in parts]  # type: ignore[arg-type]
+    return np.concatenate(scores) if scores else np.empty(0, np.float32)
+
+
+_scratch = threading.local()  # an index to fill with the codes of chosen rows: its memory is used again
+
+
+def _score_signs(rotated: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    faiss, count = import_faiss(), sum(len(rows) for _, rows in parts)
+    scores = np.empty(count, np.float32)
+    if not count:
+        return scores
+    held, width = getattr(_scratch, "held", None), parts[0][0].shape[1]
+    if held is None or held.d != rotated.shape[1] or held.codes.size() < count * width:
+        held = _scratch.held = empty_sign_index(rotated.shape[1])
+        held.add_sa_codes(np.zeros((count, width), np.uint8))
+    gathered = faiss.rev_swig_ptr(held.codes.data(), held.codes.size()).reshape(-1, width)
+    start = 0
+    for codes, rows in parts:
+        np.take(codes, rows, axis=0, out=gathered[start : start + len(rows)], mode="clip")
+        start += len(rows)
+    held.ntotal = count
+    params = faiss.RaBitQSearchParameters()
+    params.qb = QUERY_BITS
+    similarity, positions = held.search(rotated, count, params=params)
+    scores[positions[0]] = similarity[0]
+    return scores
 
 
 class SearchableRows(Protocol):

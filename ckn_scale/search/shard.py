@@ -16,6 +16,7 @@ from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk,
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
+from ckn_scale.search.shortlist import Shortlist, open_codes
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
 from ckn_scale.storage.point_files import PointFile
 from ckn_scale.storage.store import Store
@@ -106,6 +107,10 @@ class ShardGroup:
         self._first_ids = [shard.first_id for shard in held]
         gone = read_ids(store, manifest.tombstones)
         self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
+        self._shortlist: Shortlist | None = None
+        if manifest.short_codes is not None and held:
+            scan = open_codes(store, manifest, manifest.short_codes, held, cache)
+            self._shortlist = Shortlist(scan, self.shards, manifest.short_codes.depth)
         self._allow = lru_cache(FILTERS_KEPT)(self._evaluate)
 
     def allow(self, wanted: Filter) -> Allowed:
@@ -164,9 +169,13 @@ class ShardGroup:
         masks = [None] * len(self.shards) if allowed is None else allowed
         if not self.shards:
             return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+        living = [shard.without_deleted(mask) for shard, mask in zip(self.shards, masks, strict=True)]
+        if self._shortlist is not None:
+            return self._shortlist.find(vectors, k, living, self.threads)
+        prepared = self.shards[0].index.prepare(vectors)
         found = [
-            shard.search(vectors, k, threads=self.threads, allowed=mask)
-            for shard, mask in zip(self.shards, masks, strict=True)
+            shard.index.find(prepared, k, threads=self.threads, allowed=mask)
+            for shard, mask in zip(self.shards, living, strict=True)
         ]
         return merge_topk([value for value, _ in found], [ids for _, ids in found], k, larger_is_better=True)
 
@@ -226,14 +235,11 @@ class OpenShard:
         self.rows = int(np.count_nonzero(alive))
         self.alive = None if self.rows == len(ids) else RowMask(alive)
 
-    def search(
-        self, vectors: np.ndarray, k: int, *, threads: int, allowed: np.ndarray | RowMask | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As the index searches, without images that are deleted (a RowMask is without them already)."""
-        mask = allowed
-        if self.alive is not None and not isinstance(allowed, RowMask):
-            mask = self.alive if allowed is None else allowed & self.alive.mask
-        return self.index.search(vectors, k, threads=threads, allowed=mask)
+    def without_deleted(self, allowed: np.ndarray | RowMask | None) -> np.ndarray | RowMask | None:
+        """A mask of this shard's rows without images that are deleted (a RowMask is without them already)."""
+        if self.alive is None or isinstance(allowed, RowMask):
+            return allowed
+        return self.alive if allowed is None else allowed & self.alive.mask
 
     def position(self, image_id: int) -> int | None:
         """Where the image lies; None when it is not here, or deleted."""

@@ -2,6 +2,7 @@
 
     <folder>/shard-00000.faiss   vectors with global ids, opened memory-mapped
     <folder>/shard-00000.arrow   the same rows: image_id, uri, thumbnail, kept columns (Arrow IPC, mapped)
+    <folder>/shard-00000.codes   the same rows: short codes and their lists, for a shortlist (some builds)
     <folder>/shard-00000.ids     the same rows: their ids alone, int64
     <folder>/shard-00000.points  the same rows: their points, for matching (see point_files.py)
     <folder>/tombstones.ids      of a version: rows of its shards that are in no answer any more
@@ -46,11 +47,22 @@ class IndexShard:
     first_id: int
     last_id: int
     points: StoredFile | None = None  # for evidence, where the run keeps points
+    codes: StoredFile | None = None  # short ones for a shortlist, and their lists, where the build has them
 
     @property
     def files(self) -> list[StoredFile]:
-        named = (self.index, self.table, self.ids, self.points)
+        named = (self.index, self.table, self.ids, self.points, self.codes)
         return [file for file in named if file is not None]
+
+
+@dataclass(frozen=True)
+class ShortCodes:
+    """How a shortlist is made before rows are compared: see `core/short_codes.py`."""
+
+    kind: str  # "pq": all codes are scanned; "ivf-pq": those of the nearest lists
+    quantiser: StoredFile
+    depth: int  # of the shortlist
+    probes: int  # how many lists are looked at
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class IndexManifest:
     format: int = MANIFEST_FORMAT
     generation: int = 0  # of the models
     replaced: int = 0  # images that are ok, but have a newer version of themselves in the run
+    short_codes: ShortCodes | None = None  # none: every row is compared
     tombstones: StoredFile | None = None  # sorted ids of rows that are deleted or replaced; none: no file
 
 
@@ -142,9 +155,27 @@ def read_manifest(store: Store, file: StoredFile) -> IndexManifest:
     shards = tuple(_parse_shard(shard) for shard in body.pop("shards"))
     models = {name: StoredFile(**model) for name, model in body.pop("models").items()}
     tombstones = _parse_file(body.pop("tombstones"))
-    manifest = IndexManifest(shards=shards, models=models, tombstones=tombstones, **body)
+    short_codes = _parse_short_codes(body.pop("short_codes"))
+    manifest = IndexManifest(
+        shards=shards, models=models, tombstones=tombstones, short_codes=short_codes, **body
+    )
     _check_manifest(manifest)
     return manifest
+
+
+def write_short_codes(store: Store, path: str, codes: np.ndarray, lists: np.ndarray) -> StoredFile:
+    """(N, code_bytes) uint8, then the list of each row, int32."""
+    data = np.ascontiguousarray(codes).tobytes() + np.ascontiguousarray(lists, "<i4").tobytes()
+    return write_file(store, path, data, len(codes))
+
+
+def open_short_codes(path: Path, rows: int, code_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes (N, code_bytes) and lists (N,), mapped; CorruptData when the file holds those of other rows."""
+    data = np.memmap(path, np.uint8, "r") if rows else np.empty(0, np.uint8)
+    if len(data) != rows * (code_bytes + 4):
+        raise CorruptData(f"{path} has {len(data)} bytes, {rows} rows of {code_bytes} + 4 were expected")
+    split = rows * code_bytes
+    return data[:split].reshape(rows, code_bytes), data[split:].view("<i4")
 
 
 def open_side_table(path: Path) -> pa.Table:
@@ -192,13 +223,20 @@ def _check_manifest(manifest: IndexManifest) -> None:
             raise ValueError(
                 f"shards must hold ranges of ids apart from each other, got {last} before {first}"
             )
+    if manifest.short_codes is not None and any(shard.codes is None for shard in manifest.shards):
+        raise ValueError("the manifest names short codes, but not those of all of its shards")
     if manifest.metric != METRIC:
         raise ValueError(f"metric must be {METRIC}, got {manifest.metric}")
 
 
 def _parse_shard(body: dict[str, Any]) -> IndexShard:
-    index, table, ids = (StoredFile(**body.pop(name)) for name in ("index", "table", "ids"))
-    return IndexShard(index=index, table=table, ids=ids, points=_parse_file(body.pop("points")), **body)
+    files = {name: StoredFile(**body.pop(name)) for name in ("index", "table", "ids")}
+    optional = {name: _parse_file(body.pop(name)) for name in ("points", "codes")}
+    return IndexShard(**{**body, **files, **optional})
+
+
+def _parse_short_codes(body: dict[str, Any] | None) -> ShortCodes | None:
+    return None if body is None else ShortCodes(quantiser=StoredFile(**body.pop("quantiser")), **body)
 
 
 def _parse_file(body: dict[str, Any] | None) -> StoredFile | None:

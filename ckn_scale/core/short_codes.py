@@ -1,0 +1,273 @@
+"""Short codes of vectors in memory: a scan of all of them, or of some lists, makes the shortlist of a search.
+
+A vector is cut into up to 256 pieces, each kept as the number of the nearest of 16 centroids: 128 bytes for
+32,768 numbers, which FAISS scans 4 bits at a time (fast-scan). The pieces are of the vector as it is: a
+rotation before the cut, or a projection, costs more recall than twice the bytes bring (benchmarks/README.md).
+For tens of millions of rows the codes lie in lists by the nearest of many coarse centroids, of a sketch
+of the vector with 1,024 numbers, and a query looks at the nearest lists only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckn_scale.core.kmeans import cluster
+from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.sampling import hash_priorities
+from ckn_scale.core.vector_index import MOST_DROPPED, RowMask, as_matrix
+
+# FAISS sums the pieces in 16 bits. With more than 256 of them the sum of a very good match overflows, and
+# the best rows are lost.
+MAX_PIECES = 256
+NUMBERS_PER_PIECE = 4  # at least
+CENTROIDS = 16
+ITERATIONS = 15
+SKETCH_DIM = 1024
+COARSE_ITERATIONS = 10
+VECTORS_PER_LIST = 39  # that a coarse centroid is learned from, at least
+BLOCK_ROWS = 16  # codes are made in padded blocks of this size, so that a row does not depend on its company
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """Centroids (pieces, 16, numbers) of the pieces, and coarse ones (lists, sketch); lists may be 0."""
+
+    dim: int
+    centroids: np.ndarray
+    coarse: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+    @property
+    def code_bytes(self) -> int:
+        return len(self.centroids) // 2
+
+    @property
+    def num_lists(self) -> int:
+        return len(self.coarse)
+
+    def encode(self, rows: np.ndarray, device: str = "cpu") -> np.ndarray:
+        """(N, dim) → (N, code_bytes) uint8, two pieces a byte."""
+        rows = as_matrix(rows, self.dim)
+        centroids = torch.from_numpy(self.centroids).to(device)
+        half_squares = centroids.square().sum(dim=2)[:, None] / 2  # (pieces, 1, 16)
+        codes = np.empty((len(rows), self.code_bytes), np.uint8)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            block = np.zeros((BLOCK_ROWS, self._padded_dim), np.float32)
+            taken = rows[start : start + BLOCK_ROWS]
+            block[: len(taken), : self.dim] = taken
+            pieces = torch.from_numpy(block).to(device).view(BLOCK_ROWS, *self._shape).transpose(0, 1)
+            nearest = (pieces @ centroids.transpose(1, 2) - half_squares).argmax(dim=2)  # (pieces, rows)
+            numbers = nearest.T[: len(taken)].to(torch.uint8).cpu().numpy()
+            codes[start : start + len(taken)] = numbers[:, ::2] | numbers[:, 1::2] << 4
+        return codes
+
+    def assign(self, rows: np.ndarray) -> np.ndarray:
+        """(N, dim) → (N,) int32: the list of each row; 0 when there is one list only."""
+        if not self.num_lists:
+            return np.zeros(len(rows), np.int32)
+        return np.array([self.rank_lists(row)[0] for row in rows], np.int32)
+
+    def rank_lists(self, row: np.ndarray) -> np.ndarray:
+        """(dim,) → (lists,) int64: all lists, the nearest first, ties by number."""
+        scores = self.coarse @ sketch(row[None])[0]
+        return np.argsort(-scores, kind="stable")
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.centroids.shape[0], self.centroids.shape[2]
+
+    @property
+    def _padded_dim(self) -> int:
+        return int(self.centroids.shape[0] * self.centroids.shape[2])
+
+    @cached_property
+    def faiss(self) -> Any:
+        """An empty `faiss.IndexIVFPQ` with these centroids, and a list that all rows are in without lists."""
+        faiss, (pieces, _) = import_faiss(), self._shape
+        lists = faiss.IndexFlatIP(self._padded_dim)  # never asked: which lists are looked at is said
+        index = faiss.IndexIVFPQ(
+            lists, self._padded_dim, max(1, self.num_lists), pieces, 4, faiss.METRIC_INNER_PRODUCT
+        )
+        index.by_residual = False
+        faiss.copy_array_to_vector(self.centroids.ravel(), index.pq.centroids)
+        index.is_trained = True
+        return index
+
+    def to_part(self) -> ModelPart:
+        """Its arrays by name; the sizes as metadata."""
+        arrays = {"centroids": self.centroids, "coarse": self.coarse}
+        return ModelPart(arrays, {"dim": self.dim, "pieces": len(self.centroids), "lists": self.num_lists})
+
+    @classmethod
+    def from_part(cls, part: ModelPart) -> Quantiser:
+        """What `to_part` gave; ValueError when the shapes do not fit together."""
+        dim, centroids, coarse = int(part.metadata["dim"]), part.arrays["centroids"], part.arrays["coarse"]
+        pieces, of_each, width = centroids.shape
+        if of_each != CENTROIDS or pieces % 2 or not dim <= pieces * width:
+            raise ValueError(f"centroids {centroids.shape} are none of vectors of {dim} numbers")
+        return cls(dim, centroids, coarse)
+
+
+def count_pieces(dim: int) -> int:
+    """How many pieces a vector is cut into, an even number."""
+    return max(2, min(MAX_PIECES, dim // NUMBERS_PER_PIECE // 2 * 2))
+
+
+def learn_quantiser(vectors: np.ndarray, coarse_sketches: np.ndarray, lists: int, seed: int) -> Quantiser:
+    """From (N, dim) vectors, and (N', sketch) sketches for the coarse centroids; `lists` 0: none.
+
+    Fewer than 16 vectors are repeated: their codes are exact.
+    """
+    if not len(vectors):
+        raise ValueError("a quantiser is learned from vectors, got none")
+    dim = vectors.shape[1]
+    pieces = count_pieces(dim)
+    width = -(-dim // pieces)
+    padded = np.zeros((len(vectors), pieces * width), np.float32)
+    padded[:, :dim] = vectors
+    if len(padded) < CENTROIDS:
+        padded = np.tile(padded, (-(-CENTROIDS // len(padded)), 1))
+    parts = torch.from_numpy(padded).view(-1, pieces, width)
+    learned = [
+        cluster(parts[:, one].contiguous(), CENTROIDS, iterations=ITERATIONS, seed=seed)
+        for one in range(pieces)
+    ]
+    coarse = np.empty((0, 0), np.float32)
+    if lists:
+        points = torch.from_numpy(coarse_sketches)
+        found = cluster(points, lists, iterations=COARSE_ITERATIONS, seed=seed, spherical=True)
+        coarse = found.numpy()
+    return Quantiser(dim, torch.stack(learned).numpy(), coarse)
+
+
+def sketch(rows: np.ndarray) -> np.ndarray:
+    """(N, dim) → (N, ≤ 1,024) unit rows: numbers far apart are added with signs by hash.
+
+    It keeps inner products up to an error of 1/√1,024, and costs one pass.
+    """
+    dim = rows.shape[1]
+    if dim <= SKETCH_DIM:
+        folded = np.asarray(rows, np.float32)
+    else:
+        signs = 1 - 2 * (hash_priorities(1, np.arange(dim)) % np.uint64(2)).astype(np.float32)
+        padded = np.zeros((len(rows), -(-dim // SKETCH_DIM) * SKETCH_DIM), np.float32)
+        padded[:, :dim] = rows * signs
+        folded = padded.reshape(len(rows), -1, SKETCH_DIM).sum(axis=1)
+    lengths = np.linalg.norm(folded, axis=1, keepdims=True)
+    unit: np.ndarray = folded / np.maximum(lengths, 1e-20)
+    return unit
+
+
+class CodeScan:
+    """The short codes of all rows of a group, in memory; rows are known by their position."""
+
+    def __init__(
+        self, quantiser: Quantiser, codes: Sequence[np.ndarray], lists: Sequence[np.ndarray], probes: int
+    ) -> None:
+        """`codes` (N_i, code_bytes) and `lists` (N_i,) of each shard; `probes` lists are looked at."""
+        faiss = import_faiss()
+        self.quantiser = quantiser
+        self.rows = sum(len(part) for part in codes)
+        self.num_lists = max(1, quantiser.num_lists)
+        self.probes = min(max(1, probes), self.num_lists)
+        plain = faiss.clone_index(quantiser.faiss)
+        offset = 0
+        for part, owners in zip(codes, lists, strict=True):
+            _add_codes(plain, part, owners, offset)
+            offset += len(part)
+        plain.ntotal = self.rows
+        self._index = faiss.IndexIVFPQFastScan(plain)
+
+    def score(
+        self, queries: np.ndarray, count: int, allowed: RowMask | None = None, *, everywhere: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, dim) → the `count` best by code: scores (Q, count) descending, positions (Q, count) or −1.
+
+        `everywhere`: all lists are looked at. The score of a pair depends on the pair alone.
+        """
+        faiss = import_faiss()
+        probes = self.num_lists if everywhere or allowed is not None else self.probes
+        parameters = faiss.IVFSearchParameters(nprobe=probes)
+        if allowed is not None:
+            parameters.sel = allowed.selector
+        if probes == self.num_lists:
+            near = np.tile(np.arange(probes), (len(queries), 1))
+        else:
+            near = np.stack([self.quantiser.rank_lists(query)[:probes] for query in queries])
+        near = np.ascontiguousarray(near, np.int64)
+        padded = np.zeros((len(queries), self._index.d), np.float32)
+        padded[:, : queries.shape[1]] = queries
+        scores = np.empty((len(queries), count), np.float32)
+        positions = np.empty((len(queries), count), np.int64)
+        # FAISS's Python form takes no parameters.
+        arrays = (padded, near, np.zeros(near.shape, np.float32), scores, positions)
+        asked, lists, unused, *found = (faiss.swig_ptr(one) for one in arrays)
+        self._index.search_preassigned_c(len(queries), asked, count, lists, unused, *found, False, parameters)
+        return scores, positions
+
+    def shortlist(
+        self, queries: np.ndarray, depth: int, fewest: int, allowed: RowMask | None = None
+    ) -> list[np.ndarray]:
+        """About the `depth` best rows for each of (Q, dim) queries, at least `fewest`: ascending positions.
+
+        They are those whose score is above that of the row after them: of rows that tie there all or
+        none, so the shortlist depends on the query and the rows alone. With a mask, on those allowed.
+        """
+        every = np.arange(self.rows) if allowed is None else np.flatnonzero(allowed.mask)
+        if len(every) <= depth:
+            return [every] * len(queries)
+        dropped = self.rows - len(every)
+        if allowed is None or dropped > MOST_DROPPED:
+            scores, positions = self.score(queries, depth + 1, allowed)
+        else:  # with few rows to leave out, these are found and dropped: a selector doubles the time
+            scores, positions = self.score(queries, depth + 1 + dropped)
+        found = [_cut(one, where, depth, allowed) for one, where in zip(scores, positions, strict=True)]
+        return [
+            one if len(one) >= fewest else self._look_deeper(query, 2 * depth, fewest, allowed, every)
+            for query, one in zip(queries, found, strict=True)
+        ]
+
+    def _look_deeper(
+        self, query: np.ndarray, depth: int, fewest: int, allowed: RowMask | None, every: np.ndarray
+    ) -> np.ndarray:
+        """More rows than the depth tie, or the nearest lists hold too few: all of them are looked at."""
+        while depth < len(every):
+            scores, positions = self.score(query[None], depth + 1, allowed, everywhere=True)
+            found = _cut(scores[0], positions[0], depth, allowed)
+            if len(found) >= fewest:
+                return found
+            depth *= 2
+        return every
+
+
+def _cut(scores: np.ndarray, positions: np.ndarray, depth: int, allowed: RowMask | None) -> np.ndarray:
+    """Positions of the rows above the one at `depth`, ascending; of all where fewer were found."""
+    real = positions >= 0
+    if allowed is not None:
+        real &= allowed.mask[positions]
+    scores, positions = scores[real], positions[real]
+    if len(scores) > depth:
+        positions = positions[scores > scores[depth]]
+    return np.sort(positions)
+
+
+def _add_codes(index: Any, codes: np.ndarray, lists: np.ndarray, offset: int) -> None:
+    """Rows into their lists, in the order of their positions."""
+    faiss = import_faiss()
+    ids = np.arange(offset, offset + len(codes), dtype=np.int64)
+    order, bounds = (
+        np.argsort(lists, kind="stable"),
+        np.searchsorted(np.sort(lists), np.arange(index.nlist + 1)),
+    )
+    for owner in np.flatnonzero(np.diff(bounds)).tolist():
+        rows = order[bounds[owner] : bounds[owner + 1]]
+        whole = len(rows) == len(codes)
+        mine, held = (ids, codes) if whole else (ids[rows], codes[rows])
+        held = np.ascontiguousarray(held)
+        index.invlists.add_entries(owner, len(rows), faiss.swig_ptr(mine), faiss.swig_ptr(held))
