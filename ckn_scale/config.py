@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from ckn_scale.core.specs import (
     ChannelSpec,
@@ -20,6 +20,7 @@ from ckn_scale.core.specs import (
     ImageSpec,
     KeypointSpec,
     PatchSpec,
+    PointsSpec,
     ReductionSpec,
     VladSpec,
 )
@@ -30,6 +31,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+RENAMED = {"encode.max_descriptors": "points.max_points"}  # keys of earlier releases
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -53,7 +55,6 @@ class SampleSettings(Closed):
 
 class EncodeSettings(Closed):
     thumbnail_side_px: Count = 256
-    max_descriptors: Count = 800  # strongest points whose frame and code are kept
     image_deadline_s: Annotated[float, Field(gt=0)] = 60.0  # an image that takes longer is a row: timeout
 
 
@@ -95,14 +96,31 @@ class Settings(Closed):
     training: CknTrainingSpec = CknTrainingSpec()
     vlad: VladSpec = VladSpec()
     reduction: ReductionSpec = ReductionSpec()
+    points: PointsSpec = PointsSpec()
     encode: EncodeSettings = EncodeSettings()
     index: IndexSettings = IndexSettings()
     publish: PublishSettings = PublishSettings()
     numerics: NumericsSettings = NumericsSettings()
 
+    @model_validator(mode="after")
+    def _check_points(self) -> Settings:
+        unknown = [name for name in self.points.channels if name not in self.channel_names]
+        if unknown and self.points.max_points:
+            described = ", ".join(self.channel_names)
+            raise ValueError(
+                f"points.channels names {unknown[0]!r}, but the channels of images are {described} "
+                "(points.max_points=0 keeps no points)"
+            )
+        return self
+
     @property
     def channel_names(self) -> list[str]:
         return [channel.ckn.channel for channel in self.channels]
+
+    @property
+    def point_channels(self) -> list[str]:
+        """The channels that describe points for matching; none when no points are kept."""
+        return list(self.points.channels) if self.points.max_points else []
 
 
 class Resources(Closed):
@@ -228,11 +246,13 @@ def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown setting {key!r}"
+        renamed = f": it is {RENAMED[key]!r} now" if key in RENAMED else ""
+        return f"unknown setting {key!r}{renamed}"
     if first["type"] == "missing":
         return f"setting {key!r} is missing"
     if first["type"] == "value_error":  # the spec's own sentence names the value
-        return f"{key}: {first['msg'].removeprefix('Value error, ')}"
+        message = first["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message  # what concerns several sections names them itself
     return f"{key}: {first['msg']} (got {first['input']!r})"
 
 

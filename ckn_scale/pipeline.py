@@ -32,7 +32,7 @@ from ckn_scale.steps.publish import (
 )
 from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models, settings_for_models
 from ckn_scale.steps.sample_patches import SamplePatches
-from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainProjection
+from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
 from ckn_scale.storage.run_folder import RunFolder
@@ -169,6 +169,7 @@ def list_training_steps(run: RunFolder) -> list[Step]:
         TrainProjection(run),
         DescribePatches(run, "projected"),
         TrainCodebook(run),
+        TrainPointWords(run),
         SampleVlads(run),
         TrainReduction(run),
     ]

@@ -49,9 +49,6 @@ SAMPLED_PRIORITIES = pa.schema([SAMPLED_PATCHES.field(name) for name in ("image_
 
 THUMBNAILS = pa.schema([("image_id", pa.int64()), ("jpeg", pa.binary())])
 
-BYTES_PER_FRAME = 9
-BYTES_PER_CODE = 16
-
 
 def vectors_schema(encoding: str, dim: int, code_bytes: int) -> pa.Schema:
     """One row per planned image; `vector` is null unless the state is `ok`.
@@ -76,9 +73,9 @@ DESCRIPTORS = pa.schema(
     [
         ("image_id", pa.int64()),
         ("num_points", pa.int32()),
-        ("frames", pa.binary()),  # BYTES_PER_FRAME each
+        ("frames", pa.binary()),  # 9 bytes each
         ("words", pa.binary()),  # uint16 each
-        ("codes", pa.binary()),  # BYTES_PER_CODE each: the signs of the residual to the word
+        ("codes", pa.binary()),  # 16 bytes each for every channel: the signs of the residual to the word
     ]
 )
 

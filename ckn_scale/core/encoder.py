@@ -1,6 +1,7 @@
 """The path of one image: bytes → pixels → keypoints → patches → descriptors → VLAD → vector.
 
-What is kept of a point for matching is made here too: its frame in 9 bytes, its word, and a 128-bit code.
+What is kept of a point for matching is made here too: its frame in 9 bytes, its word, and a code of 128 bits
+(of each channel that describes points; `points.py` has the models).
 A frame is x, y (uint16 each, over the image's extent), log scale, angle, two numbers of the upright
 shape, and the rank of its strength. A code is the signs of the descriptor's residual to its word, so that
 the Hamming distance of two codes under one word estimates their angle."""
@@ -9,17 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.descriptors.ckn import CknDescriptor, Projector
 from ckn_scale.core.flattening import Flattening
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import Projection
+from ckn_scale.core.points import PointModel
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
-from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
+from ckn_scale.core.specs import (
+    BYTES_PER_FRAME,
+    ChannelSpec,
+    ImageSpec,
+    KeypointSpec,
+    PatchSpec,
+    PointsSpec,
+    count_code_bytes,
+)
 from ckn_scale.core.vlad import aggregate_vlad, assign_words
 
 Reduction = Flattening | Projection
@@ -27,23 +37,58 @@ Reduction = Flattening | Projection
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """What is stored of an image: its vector, its size at working resolution, its points."""
+    """What is made of an image: its vector, its size at working resolution, its points, strongest first.
+
+    All is stored but the descriptors, from which a query takes more words than one a point. Without points
+    (the encoder has no model for them, or was told not to) N is 0.
+    """
 
     vector: np.ndarray  # (D,) float32, unit norm
     width_px: int
     height_px: int
     frames: np.ndarray  # (N, 9) uint8, see pack_frames
     words: np.ndarray  # (N,) uint16
-    codes: np.ndarray  # (N, 16) uint8
+    codes: np.ndarray  # (N, B) uint8, see pack_codes
+    descriptors: np.ndarray  # (N, D) float32 in the points' space
+
+
+_NO_POINTS = (
+    np.empty((0, BYTES_PER_FRAME), np.uint8),
+    np.empty(0, np.uint16),
+    np.empty((0, 0), np.uint8),
+    np.empty((0, 0), np.float32),
+)
+
+
+class DescribedPatches(NamedTuple):
+    """The patches of each image by one channel."""
+
+    rows: list[np.ndarray]  # (N, D) float32, for the VLAD
+    points: list[np.ndarray]  # (N, d) float32, for matching; empty where the channel describes no points
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One learned description of patches and its VLAD words."""
+    """One learned description of patches and its VLAD words; the same network may describe points."""
 
     descriptor: CknDescriptor
     centroids: np.ndarray  # (K, D)
     weight: float  # of its similarities in the mix
+    max_points: int | None = None  # its VLAD is of so many points, the strongest
+    points: Projector | None = None  # of the network's descriptors, for matching
+
+    @property
+    def name(self) -> str:
+        return self.descriptor.ckn.spec.channel
+
+    def describe(self, prepared: Sequence[PreparedImage], *, with_points: bool) -> DescribedPatches:
+        """Patches of all images share batches; each goes through the network once, if anything needs it."""
+        others = [self.points] if with_points and self.points is not None else []
+        patches = [one.patches[: None if others else self.max_points] for one in prepared]
+        borders = np.cumsum([len(one) for one in patches])[:-1]
+        described = self.descriptor.describe_with(np.concatenate(patches), others)
+        rows, *points = [np.split(one, borders) for one in described]
+        return DescribedPatches([one[: self.max_points] for one in rows], points[0] if points else [])
 
 
 @dataclass(frozen=True)
@@ -54,22 +99,31 @@ class ImageEncoder:
     channels: tuple[Channel, ...]
     intra_normalise: bool
     reduction: Reduction | None  # none: the VLAD is the vector
+    points: PointModel | None = None  # none: an image has a vector only
 
     @staticmethod
     def from_parts(parts: Mapping[str, ModelPart], *, with_reduction: bool = True) -> ImageEncoder:
-        """`parts` as written by the training steps: encoder, ckn-*, projection-*, codebook-*, reduction."""
+        """`parts` as written by the training steps.
+
+        encoder, ckn-*, projection-*, codebook-*, reduction; for points points-projection-* and points-words.
+        """
         metadata = parts["encoder"].metadata
         preprocessor = Preprocessor(
             ImageSpec(**metadata["images"]),
             KeypointSpec(**metadata["keypoints"]),
             PatchSpec(**metadata["patches"]),
         )
+        limits = metadata.get("max_points") or [None] * len(metadata["channels"])
+        points = PointModel.from_parts(parts, metadata["points"]) if "points-words" in parts else None
         channels = []
-        for name, weight in zip(metadata["channels"], metadata["weights"], strict=True):
+        for name, weight, limit in zip(metadata["channels"], metadata["weights"], limits, strict=True):
             words = np.ascontiguousarray(parts[f"codebook-{name}"].arrays["centroids"], dtype=np.float32)
-            channels.append(Channel(load_descriptor(parts, name, metadata["numerics"]), words, weight))
+            descriptor = load_descriptor(parts, name, metadata["numerics"])
+            projection = None if points is None else points.projections.get(name)
+            projector = None if projection is None else descriptor.fold(projection)
+            channels.append(Channel(descriptor, words, weight, limit, projector))
         reduction = load_reduction(parts["reduction"]) if with_reduction else None
-        return ImageEncoder(preprocessor, tuple(channels), metadata["intra_normalise"], reduction)
+        return ImageEncoder(preprocessor, tuple(channels), metadata["intra_normalise"], reduction, points)
 
     @property
     def dim(self) -> int:
@@ -82,17 +136,17 @@ class ImageEncoder:
         return self.encode_prepared([self.preprocessor.prepare(data, box)])[0]
 
     def encode_prepared(
-        self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
+        self, prepared: Sequence[PreparedImage], *, with_points: bool = True
     ) -> list[EncodedImage]:
         """The images' vectors and points; an image's result does not depend on the others."""
-        described = self.describe_prepared(prepared, max_points=max_points)
+        described = self.describe_prepared(prepared, with_points=with_points)
         if not described:
             return []
         vectors = self.reduce(np.stack([one.vector for one in described]))
         return [replace(one, vector=vector) for one, vector in zip(described, vectors, strict=True)]
 
     def describe_prepared(
-        self, prepared: Sequence[PreparedImage], *, max_points: int | None = None
+        self, prepared: Sequence[PreparedImage], *, with_points: bool = True
     ) -> list[EncodedImage]:
         """The same before the reduction: each vector is a VLAD. Patches of all images share batches.
 
@@ -100,12 +154,16 @@ class ImageEncoder:
         """
         if not prepared:
             return []
-        patches = np.concatenate([one.patches for one in prepared])
-        borders = np.cumsum([len(one.patches) for one in prepared])[:-1]
-        described = [np.split(channel.descriptor.describe(patches), borders) for channel in self.channels]
+        matched = self.points.projections if self.points is not None and with_points else ()
+        described = [one.describe(prepared, with_points=bool(matched)) for one in self.channels]
+        by_name = {one.name: rows.points for one, rows in zip(self.channels, described, strict=True)}
         return [
-            self._finish(one, [channel[position] for channel in described], max_points)
-            for position, one in enumerate(prepared)
+            self._finish(
+                one,
+                [channel.rows[place] for channel in described],
+                [by_name[name][place] for name in matched],
+            )
+            for place, one in enumerate(prepared)
         ]
 
     def reduce(self, vlads: np.ndarray) -> np.ndarray:
@@ -113,17 +171,23 @@ class ImageEncoder:
         return vlads if self.reduction is None else self.reduction.apply(vlads)
 
     def _finish(
-        self, prepared: PreparedImage, described: Sequence[np.ndarray], max_points: int | None
+        self, prepared: PreparedImage, rows: Sequence[np.ndarray], points: Sequence[np.ndarray]
     ) -> EncodedImage:
+        """`rows` of each channel, for the VLAD; `points` of each that describes points, if any are wanted."""
         height_px, width_px = prepared.image.shape[:2]
-        words = assign_words(described[0], self.channels[0].centroids)[:max_points]
+        vector = self._aggregate(rows)
+        if self.points is None or not points:
+            return EncodedImage(vector, width_px, height_px, *_NO_POINTS)
+        descriptors = np.concatenate(points, axis=1)[: self.points.max_points]
+        words = assign_words(descriptors, self.points.centroids)
         return EncodedImage(
-            vector=self._aggregate(described),
+            vector=vector,
             width_px=width_px,
             height_px=height_px,
-            frames=pack_frames(prepared.keypoints, width_px, height_px)[:max_points],
+            frames=pack_frames(prepared.keypoints, width_px, height_px)[: len(words)],
             words=words.astype(np.uint16),
-            codes=pack_codes(described[0][:max_points], words, self.channels[0].centroids),
+            codes=pack_codes(descriptors, words, self.points.centroids),
+            descriptors=descriptors,
         )
 
     def _aggregate(self, described: Sequence[np.ndarray]) -> np.ndarray:
@@ -139,19 +203,19 @@ class ImageEncoder:
 
 def encoder_metadata(
     preprocessor: Preprocessor,
-    weights: Mapping[str, float],
+    channels: Sequence[ChannelSpec],
+    points: PointsSpec,
     *,
     intra_normalise: bool,
     numerics: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The `encoder` part: everything an encoder needs besides the learned arrays.
-
-    `weights` has a channel's weight in the mix under its name.
-    """
+    """The `encoder` part: everything an encoder needs besides the learned arrays."""
     return {
         **asdict(preprocessor),
-        "channels": list(weights),
-        "weights": list(weights.values()),
+        "channels": [channel.ckn.channel for channel in channels],
+        "weights": [channel.weight for channel in channels],
+        "max_points": [channel.max_points for channel in channels],
+        "points": {"channels": list(points.channels), "max_points": points.max_points},
         "intra_normalise": intra_normalise,
         "numerics": dict(numerics),
     }
@@ -212,11 +276,11 @@ def unpack_frames(packed: np.ndarray, width_px: int, height_px: int) -> Keypoint
 
 
 def pack_codes(descriptors: np.ndarray, words: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """(N, D) descriptors with their words → (N, 16) uint8; dimensions beyond 128 are left out."""
-    residuals = (descriptors - centroids[words])[:, :NUM_CODE_BITS]
-    bits = np.zeros((len(descriptors), NUM_CODE_BITS), np.uint8)
-    bits[:, : residuals.shape[1]] = residuals > 0
-    return np.packbits(bits, axis=1)
+    """(N, D) descriptors with their words → (N, B) uint8: a bit for each number, in blocks of 16 bytes."""
+    dim = centroids.shape[1]
+    codes = np.zeros((len(descriptors), count_code_bytes(dim)), np.uint8)
+    codes[:, : -(-dim // 8)] = np.packbits(descriptors > centroids[words], axis=1)
+    return codes
 
 
 def _split_linear(linear: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 MAX_WORDS = 65_536  # the words of descriptors are stored as uint16
+BYTES_PER_FRAME, BYTES_PER_WORD = 9, 2  # of a stored point
+WORDS_PER_IMAGE = DESCRIPTORS_PER_WORD = 12  # of the sample that the words of points are learned from
 CLOSED: dict[str, Any] = {"extra": "forbid"}  # read by pydantic: a misspelt key is an error
 
 
@@ -170,8 +172,11 @@ class ChannelSpec:
     ckn: CknSpec
     projection: ProjectionSpec = field(default_factory=ProjectionSpec)
     weight: float = 1.0  # of its similarities in the mix of all channels
+    max_points: int | None = None  # its VLAD is of so many, the strongest; none: of all keypoints
 
     def __post_init__(self) -> None:
+        if self.max_points is not None:
+            _at_least(self, max_points=1)
         if not 0 < self.weight <= 100:
             raise ValueError(f"weight must lie between 0 and 100, got {self.weight}")
 
@@ -192,6 +197,51 @@ class VladSpec:
         _at_least(self, num_words=1, num_descriptors=2, kmeans_iterations=1)
         if self.num_words > MAX_WORDS:
             raise ValueError(f"num_words must be ≤ {MAX_WORDS}, got {self.num_words}")
+
+
+@dataclass(frozen=True)
+class PointsSpec:
+    """What is kept of the strongest points to match images by: a frame, a word and a code each.
+
+    The words are a power of two, as many as the sample supports and `num_words` at most (`count_words`).
+    Descriptors of several channels stand side by side, and so do their codes.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    channels: tuple[str, ...] = ("grad",)
+    max_points: int = 800  # of an image; 0: none are kept, and nothing is learned for them
+    dim: int = 128  # of each channel; a code has a bit for each
+    whitening: float = 0.75
+    num_words: int = 4096
+    num_descriptors: int = 60_000
+    kmeans_iterations: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_points=0, dim=8, whitening=0, num_words=1, num_descriptors=2, kmeans_iterations=1)
+        if not self.channels or len(set(self.channels)) < len(self.channels):
+            raise ValueError(f"channels must name at least one, each once, got {self.channels}")
+        if self.dim % 8:
+            raise ValueError(f"dim must be a multiple of 8, got {self.dim}")
+        if self.num_words > MAX_WORDS:
+            raise ValueError(f"num_words must be ≤ {MAX_WORDS}, got {self.num_words}")
+
+    def count_words(self, num_images: int, num_descriptors: int) -> int:
+        """A power of two: at most WORDS_PER_IMAGE words an image of the sample (its points resemble each
+        other), and as many descriptors a word."""
+        supported = min(WORDS_PER_IMAGE * num_images, num_descriptors // DESCRIPTORS_PER_WORD, self.num_words)
+        return 1 << max(supported, 1).bit_length() - 1
+
+    @property
+    def bytes_per_point(self) -> int:
+        """Frame, word and code."""
+        return BYTES_PER_FRAME + BYTES_PER_WORD + count_code_bytes(self.dim * len(self.channels))
+
+
+def count_code_bytes(dim: int) -> int:
+    """Of a code with a bit for each of `dim` numbers: whole blocks of 128 bits."""
+    return -(-dim // 128) * 16
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Two small runs of a few sampled images go through the real steps, in a process of its own. What a step
 takes grows in a line with the rows it works on (images, patches, sub-patches), so two runs give the
 line, and the full run lies on it: `list_sizes` says how many rows each step has, and is all there is to
-know. Two do not grow that way: the reduction's time and memory are worked out from its sizes, and SGD takes
-steps of one length, however many sub-patches there are: one is timed, and `count_sgd_steps` counts them.
+know. Some do not grow that way: the reduction's time and memory, and the time of the words of points, are
+worked out from their sizes; and SGD takes steps of one length, however many sub-patches there are: one is
+timed, and `count_sgd_steps` counts them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import SamplePatches
-from ckn_scale.steps.train_descriptors import DescribePatches
+from ckn_scale.steps.train_descriptors import DescribePatches, TrainPointWords
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads
 from ckn_scale.storage.builds import name_shards, number_index_shards
@@ -72,6 +73,7 @@ class Estimate:
     worker_memory_mb: float
     reduction_memory_mb: float
     prepare_s: float  # of an image: reading, detecting and cutting, without describing
+    points: str  # what is kept of an image to match it by
 
     @property
     def seconds(self) -> float:
@@ -101,6 +103,7 @@ class Estimate:
             f"{Resources().image_memory_mb} MB more; the largest fit: {memory_mb:.0f} MB",
             f"run folder: about {self.kept_bytes / 1e6:.1f} MB, and {self.sample_bytes / 1e6:.1f} MB of "
             "samples until it is published",
+            self.points,
             f"cores that keep one device busy: {max(1.0, self.prepare_s / max(describe_s, 1e-9)):.1f}",
         ]
 
@@ -130,9 +133,10 @@ def _estimate(
     set_compute_threads(settings.numerics.threads)
     per_image = -(-settings.sample.num_patches // num_sampled)
     small = _shrink(settings, max(per_image, PATCHES_PER_IMAGE))
-    _rehearse(images[:1], small(1))  # what is imported or cached on first use
+    words = count_point_words(settings, num_sampled, num_sampled * per_image)
+    _rehearse(images[:1], small(1), words)  # what is imported or cached on first use
     counts = [count for count in NUM_IMAGES if count <= len(images)] or [len(images)]
-    runs = [_rehearse(images[:count], small(count)) for count in counts]
+    runs = [_rehearse(images[:count], small(count), words) for count in counts]
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = runs[-1].num_patches / counts[-1]  # an image may have fewer points than are asked of it
     num_patches = num_sampled * min(per_image, found)
@@ -147,8 +151,14 @@ def _estimate(
     steps["train_reduction"] = StepCost(
         _reduction_s(fitted, dim, directions), steps["train_reduction"].stored_bytes
     )
+    products = full["train_point_words"].work * settings.points.dim * len(settings.point_channels)
+    steps["train_point_words"] = StepCost(
+        _kmeans_s(products, settings.points.kmeans_iterations), steps["train_point_words"].stored_bytes
+    )
     fit_mb = memory_mb + _reduction_bytes(fitted, dim, directions) / 2**20 if fitted else 0.0
-    return Estimate(num_images, steps, memory_mb, fit_mb, steps["sample_patches"].seconds / num_sampled)
+    prepare_s = steps["sample_patches"].seconds / num_sampled
+    points = _describe_points(settings, count_point_words(settings, num_sampled, num_patches))
+    return Estimate(num_images, steps, memory_mb, fit_mb, prepare_s, points)
 
 
 class Size(NamedTuple):
@@ -168,7 +178,10 @@ def list_sizes(
     """The rows that each step works on and stores, by `num_patches` sampled patches."""
     training, channels = settings.training, settings.channels
     raw = sum(min(channel.projection.num_descriptors, num_patches) for channel in channels)
+    points = min(settings.points.num_descriptors, num_patches) if settings.point_channels else 0
+    words = count_point_words(settings, num_sampled, num_patches)
     projected = len(channels) * min(settings.vlad.num_descriptors, num_patches)
+    described = raw + projected + len(settings.point_channels) * points
     queries = min(settings.publish.num_queries, num_images)
     spec = settings.reduction
     taught_by = num_sampled if num_background is None else num_background
@@ -179,9 +192,10 @@ def list_sizes(
         "draw_subpatches": Size(min(training.num_patches, num_patches), training.num_subpatches),
         "search_rates": Size(training.num_subpatches if training.solver == "sgd" else 0, 0),
         "train_layer": Size(training.num_subpatches, 0),
-        "describe_patches": Size(raw + projected, raw + projected),
+        "describe_patches": Size(described, described),
         "train_projection": Size(raw, 0),
         "train_codebook": Size(projected, 0),
+        "train_point_words": Size(points * words, 0),
         "sample_vlads": Size(fitted, fitted),
         "train_reduction": Size(fitted, 0),
         "encode_images": Size(num_images, num_images),
@@ -189,6 +203,11 @@ def list_sizes(
         "plant_queries": Size(queries, queries),
         "certify_index": Size(queries * num_images, 0),
     }
+
+
+def count_point_words(settings: Settings, num_sampled: int, num_patches: float) -> int:
+    """How many words the points get that are matched."""
+    return settings.points.count_words(num_sampled, int(min(settings.points.num_descriptors, num_patches)))
 
 
 def count_sgd_steps(training: CknTrainingSpec) -> dict[str, float]:
@@ -239,6 +258,22 @@ def _reduction_s(num_images: int, dim: int, directions: int) -> float:
     return (pairs + combined + eigen) / _measure_flops()
 
 
+def _kmeans_s(products: float, iterations: int) -> float:
+    """Each iteration multiplies every descriptor with every word, and reads the products three times."""
+    return iterations * 4 * products / _measure_flops()
+
+
+def _describe_points(settings: Settings, num_words: int) -> str:
+    points = settings.points
+    if not settings.point_channels:
+        return "points: none are kept (points.max_points=0), so answers cannot be verified"
+    most, each = min(points.max_points, settings.keypoints.max_keypoints), points.bytes_per_point
+    return (
+        f"points: up to {most} of an image, {each} bytes each: {most * each / 1000:.1f} kB an image; "
+        f"{num_words} words of {' + '.join(points.channels)}"
+    )
+
+
 def _reduction_bytes(num_images: int, dim: int, directions: int) -> float:
     """The matrix of all pairs, and beside it either its eigenvectors or what makes directions of them.
 
@@ -275,8 +310,8 @@ class Rehearsal(NamedTuple):
     costs: dict[str, StepCost]
 
 
-def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
-    """Learn, encode, build and certify a small run of these images."""
+def _rehearse(images: Sequence[PlannedImage], small: Settings, num_words: int) -> Rehearsal:
+    """Learn, encode, build and certify a small run of these images, with the full run's number of words."""
     with tempfile.TemporaryDirectory(prefix="ckn-rehearsal-") as folder:
         run = RunFolder.create(folder, small.model_dump(mode="json"))
         refs = [ImageRef(image.uri, image.size_bytes, image.etag) for image in images]
@@ -285,6 +320,8 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings) -> Rehearsal:
         for step in list_training_steps(run):
             if isinstance(step, TrainLayer) and small.training.solver == "sgd":
                 step = StandInLayer(run, step.layer)
+            if isinstance(step, TrainPointWords):
+                step = StandInWords(run, num_words)
             _do(step, costs)
         record_generation(run, small)
         _do(EncodeImages(run), costs)
@@ -313,6 +350,16 @@ class StandInLayer(TrainLayer):
         )
         ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
         return replace(ckn, layers=(*below.layers, replace(ckn.layers[-1], factor=None)))
+
+
+@dataclass(frozen=True, eq=False)
+class StandInWords(TrainPointWords):
+    """As many words as the full run has, not learned: a few images do not support them."""
+
+    num_words: int
+
+    def learn(self, descriptors: np.ndarray, num_images: int) -> np.ndarray:
+        return np.resize(descriptors, (self.num_words, descriptors.shape[1]))
 
 
 def _time_sgd_step(run: RunFolder, small: Settings) -> float:
@@ -346,6 +393,7 @@ def _shrink(settings: Settings, patches_per_image: int) -> Callable[[int], Setti
         _limit(training, num_patches=patches, num_subpatches=SUBPATCHES_PER_PATCH * patches)
         _limit(training, sgd_validate_every=1, sgd_rate_candidates=1, sgd_validation_pairs=1000)
         _limit(tree["vlad"], num_descriptors=patches)
+        _limit(tree["points"], num_descriptors=patches)
         for channel in tree["channels"]:
             _limit(channel["projection"], num_descriptors=patches)
         _limit(tree["reduction"], min_images=2)

@@ -43,8 +43,8 @@ class EncodedRow:
 
 class EncodeImages(Step):
     name = ENCODE_IMAGES
-    version = 2
-    sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "encode")
+    version = 3
+    sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "points", "encode")
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -91,9 +91,7 @@ class EncodeImages(Step):
 
     def _describe_group(self, group: Sequence[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         prepared = [outcome for _, outcome in group if isinstance(outcome, PreparedImage)]
-        described = iter(
-            self.encoder.describe_prepared(prepared, max_points=self.settings.encode.max_descriptors)
-        )
+        described = iter(self.encoder.describe_prepared(prepared))
         for image, outcome in group:
             if isinstance(outcome, ImageRejected):
                 yield EncodedRow(image, None, outcome, None)
@@ -102,14 +100,14 @@ class EncodeImages(Step):
                 yield EncodedRow(image, next(described), None, thumbnail)
 
     def _reduce(self, rows: Sequence[EncodedRow]) -> Iterator[EncodedRow]:
-        """Rows with the codes of their vectors; the VLADs, which are large, go."""
+        """Rows with the codes of their vectors; VLADs and descriptors, which are large, go."""
         vlads = [row.encoded.vector for row in rows if row.encoded is not None]
         codes = iter(self.codec.encode(self.encoder.reduce(np.stack(vlads))) if vlads else ())
         for row in rows:
             if row.encoded is None:
                 yield row
             else:
-                encoded = replace(row.encoded, vector=_NOTHING)
+                encoded = replace(row.encoded, vector=_NOTHING, descriptors=_NOTHING)
                 yield replace(row, encoded=encoded, code=next(codes).tobytes())
 
 

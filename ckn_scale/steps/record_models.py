@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ckn_scale.config import Settings, parse_settings
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
-from ckn_scale.steps.train_descriptors import TrainCodebook, TrainProjection
+from ckn_scale.steps.train_descriptors import TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import list_layer_labels
 from ckn_scale.steps.train_reduction import TrainReduction, encoder_part
 from ckn_scale.storage.models import find_trained, save_model
@@ -15,7 +15,17 @@ from ckn_scale.storage.run_folder import RunFolder, description_path, split_gene
 from ckn_scale.storage.run_records import Generation
 from ckn_scale.storage.stored_files import find_damage
 
-MODEL_SECTIONS = ("channels", "images", "keypoints", "patches", "sample", "training", "vlad", "reduction")
+MODEL_SECTIONS = (
+    "channels",
+    "images",
+    "keypoints",
+    "patches",
+    "sample",
+    "training",
+    "vlad",
+    "reduction",
+    "points",
+)
 
 
 def record_generation(run: RunFolder, settings: Settings) -> int:
@@ -28,6 +38,7 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
         *list_layer_labels(run, settings),
         TrainProjection.name,
         TrainCodebook.name,
+        TrainPointWords.name,
         TrainReduction.name,
     ]
     models = {"encoder": encoder, **find_trained(run, labels)}

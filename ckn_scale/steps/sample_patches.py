@@ -81,6 +81,12 @@ class SamplePatches(SampledImagesStep):
         return pa.table([ids[chosen], chosen, priorities[chosen], patches], schema=SAMPLED_PATCHES)
 
 
+def count_sampled_images(run: RunFolder) -> int:
+    """Those that gave patches."""
+    commits = run.commits(SamplePatches.name).committed().values()
+    return sum(commit.states.get("ok", 0) for commit in commits)
+
+
 class SampledPatches:
     """The `count` sampled patches of smallest hash, however many shards they lie in."""
 
@@ -99,6 +105,11 @@ class SampledPatches:
 
     def __len__(self) -> int:
         return len(self.priorities)
+
+    def holds(self, priorities: np.ndarray) -> np.ndarray:
+        """(N,) bool: which of these belong to the set."""
+        held: np.ndarray = priorities <= self.priorities[-1]
+        return held
 
     def read_shard(self, shard_id: int) -> tuple[np.ndarray, np.ndarray]:
         """Patches (N, S, S, 3) uint8 of one sample shard that belong to the set, with their priorities."""

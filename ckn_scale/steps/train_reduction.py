@@ -89,7 +89,7 @@ class SampleVlads(SampledImagesStep):
         )
         for group in group_by_patches(outcomes):
             prepared = [(image, one) for image, one in group if isinstance(one, PreparedImage)]
-            described = self.encoder.describe_prepared([one for _, one in prepared], max_points=0)
+            described = self.encoder.describe_prepared([one for _, one in prepared], with_points=False)
             for (image, _), one in zip(prepared, described, strict=True):
                 yield image.image_id, one.vector.astype("<f2")
 
@@ -164,7 +164,8 @@ def encoder_part(settings: Settings) -> ModelPart:
     """What an encoder is made of besides what is learned: the settings of a run as a model part."""
     metadata = encoder_metadata(
         make_preprocessor(settings),
-        {channel.ckn.channel: channel.weight for channel in settings.channels},
+        settings.channels,
+        settings.points,
         intra_normalise=settings.vlad.intra_normalise,
         numerics=settings.numerics.model_dump(),
     )

@@ -7,7 +7,7 @@ images/000001-<attempt>/00000-<attempt>.parquet   the images of segment 1
 samples/images/00001-<attempt>.parquet            those of them that the models are learned from
 queries/images/00001-<attempt>.parquet            those of them that a version may be asked for
 background/000001.json, 00001-<attempt>.parquet   photographs that are not indexed, for the reduction
-samples/<stage>/00012-<attempt>.parquet           patches, priorities, subpatches, descriptors, vlads/0000
+samples/<stage>/00012-<attempt>.parquet           patches, subpatches, descriptors, points, vlads/0000, …
 models/<name>-<sha16>.safetensors                 one model, and .json for people
 models/000001.json                                generations: all models of the run at once
 <stage>/00012-<attempt>.parquet                   vectors, descriptors, thumbnails of encoded images
@@ -51,6 +51,7 @@ IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE = "images", "samples/images", "queries/i
 BACKGROUND_STAGE = "background"
 PATCHES_STAGE, PRIORITIES_STAGE = "samples/patches", "samples/priorities"
 SUBPATCHES_STAGE, SAMPLE_DESCRIPTORS_STAGE = "samples/subpatches", "samples/descriptors"
+SAMPLE_POINTS_STAGE = "samples/points"
 VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE = "vectors", "descriptors", "thumbnails"
 # Steps whose records are looked up where their classes are not imported: torch takes seconds.
 SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"

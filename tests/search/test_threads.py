@@ -60,11 +60,11 @@ def test_one_thread_is_inside_at_a_time_so_that_the_process_ends_as_it_was(three
 def test_an_index_computes_with_the_threads_of_its_run_and_gives_them_back(three_threads, photos, reference):
     index, seen = open_index(reference), []
     assert threads_now() == (3, 3, 3)
-    describe = index._encoder.channels[0].descriptor.describe
+    describe = index._encoder.channels[0].descriptor.describe_with
     object.__setattr__(
         index._encoder.channels[0].descriptor,
-        "describe",
-        lambda patches: seen.append(threads_now()) or describe(patches),
+        "describe_with",
+        lambda patches, others: seen.append(threads_now()) or describe(patches, others),
     )
     vector = index.encode(photos / "coffee.jpg")
     assert seen == [(1, 1, 1)]

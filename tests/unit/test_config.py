@@ -34,6 +34,18 @@ def test_load_settings_lays_file_over_preset_and_set_over_both(tmp_path):
         ("numerics.device=tpu", "numerics.device"),
         ("publish.target=1.5", "publish.target"),
         ("reduction.method=whiten", "reduction.method"),
+        (
+            'points.channels=["sift"]',
+            "points.channels names 'sift', but the channels of images are grad, white",
+        ),
+        ("points.dim=100", "points: dim must be a multiple of 8, got 100"),
+        ("points.num_words=70000", "num_words must be ≤ 65536, got 70000"),
+        ('points.channels=["grad", "grad"]', "each once"),
+        ("channels.1.max_points=0", "max_points must be ≥ 1, got 0"),
+        (
+            "encode.max_descriptors=500",
+            "unknown setting 'encode.max_descriptors': it is 'points.max_points' now",
+        ),
         ("=3", "key.path=value"),
         ("vlad.num_words.more=3", "holds a value"),
     ],

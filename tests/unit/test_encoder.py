@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from ckn_scale.core.ckn import encode_patches
 from ckn_scale.core.ckn_model import Ckn, CknLayer, orientation_layer, subpatch_dim
 from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.encoder import Channel, ImageEncoder, pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.pca import Projection, fit_projection
+from ckn_scale.core.points import PointModel
 from ckn_scale.core.preprocessor import Preprocessor
 from ckn_scale.core.specs import (
     ChannelSpec,
@@ -21,7 +25,7 @@ from ckn_scale.core.specs import (
     PatchSpec,
     ProjectionSpec,
 )
-from ckn_scale.core.vlad import aggregate_vlad
+from ckn_scale.core.vlad import aggregate_vlad, assign_words
 
 SPEC = CknSpec("grad", (LayerSpec(1, 4, 4), LayerSpec(2, 6, 3)))
 FRONT = Preprocessor(ImageSpec(), KeypointSpec(max_keypoints=40), PatchSpec())
@@ -139,10 +143,69 @@ def test_pack_codes_are_the_signs_of_the_residual():
     assert not codes[:, 1:].any()
 
 
-def test_pack_codes_leaves_out_dimensions_beyond_128():
+def test_pack_codes_of_two_channels_are_their_codes_side_by_side():
     rng = np.random.default_rng(0)
-    descriptors, centroids = rng.normal(size=(4, 200)).astype(np.float32), np.zeros((1, 200), np.float32)
-    words = np.zeros(4, int)
-    assert np.array_equal(
-        pack_codes(descriptors, words, centroids), pack_codes(descriptors[:, :128], words, centroids[:, :128])
-    )
+    descriptors, centroids = rng.normal(size=(4, 256)), rng.normal(size=(3, 256))
+    words = np.array([0, 2, 1, 2])
+    halves = [
+        pack_codes(descriptors[:, one], words, centroids[:, one]) for one in np.split(np.arange(256), 2)
+    ]
+    codes = pack_codes(descriptors, words, centroids)
+    assert codes.shape == (4, 32)
+    assert np.array_equal(codes, np.hstack(halves))
+
+
+def make_points(channel: Channel) -> PointModel:
+    """Points of eight numbers by a projection of the channel's network, and five words."""
+    rng = np.random.default_rng(7)
+    matrix = rng.standard_normal((8, channel.descriptor.ckn.dim), np.float32)
+    words = rng.standard_normal((5, 8), np.float32)
+    return PointModel({"grad": Projection(matrix, np.zeros(8, np.float32))}, words, max_points=25)
+
+
+def test_points_are_described_by_a_projection_of_their_own():
+    """And the vector is the same with and without them."""
+    channel, model = make_channel(0, 1.0), make_points(make_channel(0, 1.0))
+    matching = replace(channel, points=channel.descriptor.fold(model.projections["grad"]))
+    encoder = ImageEncoder(FRONT, (matching,), intra_normalise=True, reduction=None, points=model)
+    prepared = [FRONT.prepare_pixels(make_image(seed)) for seed in (0, 1)]
+    one = encoder.encode_prepared(prepared)[1]
+    raw = encode_patches(channel.descriptor.ckn, prepared[1].patches[:25])
+    expected = model.projections["grad"].apply(raw)
+    np.testing.assert_allclose(one.descriptors, expected, atol=1e-5)
+    np.testing.assert_array_equal(one.words, assign_words(one.descriptors, model.centroids))
+    np.testing.assert_array_equal(one.codes, pack_codes(one.descriptors, one.words, model.centroids))
+    assert (one.frames.shape, one.codes.shape) == ((25, 9), (25, 16))
+    plain = encoder.encode_prepared(prepared, with_points=False)[1]
+    np.testing.assert_array_equal(plain.vector, one.vector)
+    assert [len(plain.frames), len(plain.words), len(plain.codes), len(plain.descriptors)] == [0] * 4
+
+
+def test_an_encoder_without_a_model_of_points_gives_vectors_only():
+    encoder = ImageEncoder(FRONT, (make_channel(0, 1.0),), intra_normalise=True, reduction=None)
+    one = encoder.encode_prepared([FRONT.prepare_pixels(make_image(0))])[0]
+    assert encoder.points is None
+    assert one.vector.any()
+    assert [len(one.frames), len(one.words), len(one.codes)] == [0] * 3
+
+
+def test_a_channel_of_few_points_leaves_the_others_out_of_its_vlad_alone():
+    """Its network still describes all points that are matched."""
+    channel, model = make_channel(0, 1.0), make_points(make_channel(0, 1.0))
+    prepared = FRONT.prepare_pixels(make_image(0))
+    few = replace(prepared, patches=prepared.patches[:10])
+    whole = ImageEncoder(FRONT, (channel,), intra_normalise=True, reduction=None)
+    expected = whole.encode_prepared([few])[0].vector
+    limited = replace(channel, max_points=10)
+    alone = ImageEncoder(FRONT, (limited,), intra_normalise=True, reduction=None)
+    np.testing.assert_array_equal(alone.encode_prepared([prepared])[0].vector, expected)
+    matching = replace(limited, points=channel.descriptor.fold(model.projections["grad"]))
+    both = ImageEncoder(FRONT, (matching,), intra_normalise=True, reduction=None, points=model)
+    np.testing.assert_array_equal(both.encode_prepared([prepared])[0].vector, expected)
+    assert len(both.encode_prepared([prepared])[0].words) == 25
+
+
+def test_words_of_another_size_than_the_projections_are_refused():
+    projections = make_points(make_channel(0, 1.0)).projections
+    with pytest.raises(ValueError, match=r"must be \(K, 8\), got \(5, 9\)"):
+        PointModel(projections, np.zeros((5, 9), np.float32), 10)

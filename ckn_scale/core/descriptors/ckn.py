@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,13 @@ from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import Projection, fit_projection, project_rows
 from ckn_scale.core.specs import ChannelSpec, CknTrainingSpec
+
+
+class Projector(NamedTuple):
+    """A projection on its device, the network's last factor folded in."""
+
+    matrix: Tensor  # (d, D)
+    offset: Tensor  # (d,) float32
 
 
 class CknDescriptor:
@@ -32,14 +39,10 @@ class CknDescriptor:
         device: str = "cpu",
         dtype: str | torch.dtype = torch.float32,
     ) -> None:
-        if projection.input_dim != ckn.dim:
-            raise ValueError(f"the projection takes {projection.input_dim} dims, the CKN gives {ckn.dim}")
         self.ckn, self.projection = ckn, projection
-        dtype = parse_dtype(dtype)
-        self._encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=dtype)
-        self._factor, matrix = fold_factor(ckn, projection)
-        self._matrix = torch.from_numpy(matrix).to(device=device, dtype=dtype)
-        self._offset = torch.from_numpy(projection.offset).to(device)
+        self._encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=parse_dtype(dtype))
+        self._factor = find_folded_factor(ckn)
+        self._projector = self.fold(projection)
 
     @property
     def name(self) -> str:
@@ -49,23 +52,41 @@ class CknDescriptor:
     def dim(self) -> int:
         return self.projection.dim
 
+    def fold(self, projection: Projection) -> Projector:
+        """A projection ready for what this network gives; several may share the network."""
+        if projection.input_dim != self.ckn.dim:
+            raise ValueError(
+                f"the projection takes {projection.input_dim} dims, the CKN gives {self.ckn.dim}"
+            )
+        matrix = torch.from_numpy(fold_factor(self._factor, projection)).to(self._encoder.out)
+        return Projector(matrix, torch.from_numpy(projection.offset).to(matrix.device))
+
     def describe(self, patches: np.ndarray) -> np.ndarray:
         """uint8 (N, S, S, 3) → float32 (N, dim), unit rows; blank patches give zeros."""
+        return self.describe_with(patches, ())[0]
+
+    def describe_with(self, patches: np.ndarray, others: Sequence[Projector]) -> list[np.ndarray]:
+        """The same, and then by each of the other projections: a patch goes through the network once."""
         check_patches(patches, self.ckn)
-        out = np.empty((len(patches), self.dim), np.float32)
+        projectors = [self._projector, *others]
+        outs = [np.empty((len(patches), len(one.matrix)), np.float32) for one in projectors]
         for start, batch in pad_batches(patches, self._encoder.batch_size):
-            rows = out[start : start + self._encoder.batch_size]
+            count = min(len(batch), len(patches) - start)
             with torch.inference_mode():
                 pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None)
-                norms = None
-                if self._factor is not None:
-                    cells = (pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T).view(
-                        len(pooled), -1
-                    )
-                    norms = torch.linalg.vector_norm(cells, dim=1, dtype=torch.float32)
-                projected = project_rows(pooled, self._matrix, self._offset, norms)
-            rows[:] = projected[: len(rows)].cpu().numpy()
-        return out
+                norms = self._measure(pooled)
+                for out, (matrix, offset) in zip(outs, projectors, strict=True):
+                    projected = project_rows(pooled, matrix, offset, norms)
+                    out[start : start + count] = projected[:count].cpu().numpy()
+        return outs
+
+    def _measure(self, pooled: Tensor) -> Tensor:
+        """Lengths of descriptors before the projection."""
+        if self._factor is not None:
+            cells = pooled.view(-1, len(self._factor)) @ self._factor.to(pooled).T
+            pooled = cells.view(len(pooled), -1)
+        lengths: Tensor = torch.linalg.vector_norm(pooled, dim=1, dtype=torch.float32)
+        return lengths
 
     def to_part(self) -> ModelPart:
         """Both models as one; `from_part` reads it, `from_parts` reads them apart."""
@@ -103,14 +124,19 @@ def train_descriptor(
     return CknDescriptor(ckn, fit_projection(rows, channel.projection), device=device, **options)
 
 
-def fold_factor(ckn: Ckn, projection: Projection) -> tuple[Tensor | None, np.ndarray]:
-    """The factor that was folded (or None) and the matrix (d, D) for descriptors without it."""
+def find_folded_factor(ckn: Ckn) -> Tensor | None:
+    """The last layer's factor, where a projection can take it in: a power of the descriptor is not linear."""
     factor = ckn.layers[-1].factor
-    if factor is None or ckn.spec.descriptor_power != 1:  # a power of the descriptor is not linear
-        return None, projection.matrix
+    return None if factor is None or ckn.spec.descriptor_power != 1 else torch.from_numpy(factor)
+
+
+def fold_factor(factor: Tensor | None, projection: Projection) -> np.ndarray:
+    """The matrix (d, D) for descriptors without the factor."""
+    if factor is None:
+        return projection.matrix
     cells = projection.matrix.reshape(projection.dim, -1, len(factor)).astype(np.float64)
-    folded = (cells @ factor.astype(np.float64)).reshape(projection.dim, -1)
-    return torch.from_numpy(factor), folded.astype(np.float32)
+    folded: np.ndarray = (cells @ factor.double().numpy()).reshape(projection.dim, -1).astype(np.float32)
+    return folded
 
 
 def _strip_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
