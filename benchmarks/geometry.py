@@ -38,7 +38,6 @@ from ckn_scale.core.selective_matching import (
     PointSets,
     aggregate_points,
     make_query,
-    match_freely,
     match_mutually,
     match_points,
     score_candidates,
@@ -180,7 +179,6 @@ def time_stages() -> list[tuple[str, float]]:
         ("a query's points aggregated, 800 with 3 words", lambda: make_query(words, codes)),
         ("selective scores, 1,000 candidates of 800 points", lambda: score_candidates(query, aggregated)),
         ("tentative matches within words, 100 candidates", lambda: match_points(words, codes, hundred)),
-        ("tentative matches, free, 100 candidates", lambda: match_freely(codes[:, 0], hundred)),
         (
             "geometry, 100 candidates of 100 matches",
             lambda: verify_candidates(first, second, offsets, (800, 800), sizes),

@@ -24,8 +24,10 @@ import numpy as np
 from ckn_scale.core.encoder import EncodedImage, unpack_frames
 from ckn_scale.core.geometry import Verification, verify_candidates
 from ckn_scale.core.selective_matching import (
+    NUM_ASSIGNMENTS,
     PointSets,
     TentativeMatches,
+    encode_query,
     make_query,
     match_points,
     score_points,
@@ -33,6 +35,7 @@ from ckn_scale.core.selective_matching import (
 
 SHORTLIST = 1000  # candidates by vectors that selective matching scores
 HEAD = 100  # of them that geometry verifies
+MATCHED_ASSIGNMENTS = 8  # words of a query's point that its matches may have
 MAX_MATCHES = 512  # tentative matches of a candidate that geometry looks at, the nearest
 CELL_SHARE = 0.01  # of the longer side: inliers in one such cell count once
 CHANCE_INLIERS = 4  # that lie apart: so many agree by chance and say nothing
@@ -53,7 +56,8 @@ class QueryPoints:
 
     @cached_property
     def aggregated(self) -> PointSets:
-        return make_query(self.words, self.codes)
+        """One code a word. Scores are best with fewer words a point than matches."""
+        return make_query(self.words[:, :NUM_ASSIGNMENTS], self.codes[:, :NUM_ASSIGNMENTS])
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,12 @@ def scale_pixels(size_px: Sequence[int], other_px: Sequence[int]) -> np.ndarray:
     return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
 
 
-def make_query_points(encoded: EncodedImage) -> QueryPoints:
-    """Of an image that was encoded as a query."""
+def make_query_points(encoded: EncodedImage, centroids: np.ndarray) -> QueryPoints:
+    """Of an image that was encoded as a query; `centroids` (K, D) are the words of points."""
     frames = unpack_frames(encoded.frames, encoded.width_px, encoded.height_px).frames
-    words, codes = encoded.words[:, None], encoded.codes[:, None]
+    number = min(MATCHED_ASSIGNMENTS, len(centroids))
+    descriptors = encoded.descriptors.reshape(len(frames), -1 if len(frames) else centroids.shape[1])
+    words, codes = encode_query(descriptors, centroids, num_assignments=number)
     return QueryPoints(words, codes, frames, (encoded.width_px, encoded.height_px))
 
 

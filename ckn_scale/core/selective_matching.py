@@ -1,4 +1,4 @@
-"""Selective matching of points by words and 128-bit codes, ASMK*-style (Tolias, Avrithis, Jégou 2013).
+"""Selective matching of points by words and binary codes, ASMK*-style (Tolias, Avrithis, Jégou 2013).
 
 The points of an image that share a word become one code; two images are compared word by word, and a
 similarity counts by a power of itself, so that a few good words outweigh many poor ones. Points of many
@@ -9,7 +9,7 @@ images lie in flat arrays with offsets: no loop goes over points. Tentative matc
     score_candidates     a query's, candidates'     →  a score of each candidate
     score_points         the same of points that are sorted by word, aggregated on the way
     match_points         a query's points, candidates'  →  tentative matches, mutual nearest within words
-    match_freely         the same whatever the words, for codes that have one centre
+    match_mutually       distances  →  rows and columns that are each other's nearest
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ckn_scale.core.encoder import NUM_CODE_BITS, pack_codes
+from ckn_scale.core.encoder import pack_codes
 from ckn_scale.core.specs import MAX_WORDS
 
 SELECTIVITY = 3.0  # the power of a similarity
 MIN_SIMILARITY = 0.1  # of two codes, from −1 to 1: below it a word counts nothing
 NUM_ASSIGNMENTS = 3  # words of a query's point
-MAX_HAMMING = 52  # of 128 bits, between tentative matches
-_CODE_BYTES = NUM_CODE_BITS // 8
+MAX_DIFFERENCE = 0.4  # share of bits in which tentative matches differ
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class PointSets:
     """Points of C images one after the other: those of image c are offsets[c] … offsets[c + 1]."""
 
     words: np.ndarray  # (P,) uint16
-    codes: np.ndarray  # (P, 16) uint8
+    codes: np.ndarray  # (P, B) uint8, 16 bytes for each channel of the points
     offsets: np.ndarray  # (C + 1,) int64
 
     def __post_init__(self) -> None:
         if self.words.ndim != 1 or self.words.dtype != np.uint16:
             raise ValueError(f"words must be (P,) uint16, got {self.words.shape} {self.words.dtype}")
-        if self.codes.shape != (len(self.words), _CODE_BYTES) or self.codes.dtype != np.uint8:
-            expected = f"({len(self.words)}, {_CODE_BYTES}) uint8"
+        if self.codes.shape[:-1] != self.words.shape or self.codes.dtype != np.uint8:
+            expected = f"({len(self.words)}, B) uint8"
             raise ValueError(f"codes must be {expected}, got {self.codes.shape} {self.codes.dtype}")
         offsets = self.offsets
         if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.words):
@@ -71,7 +70,7 @@ class TentativeMatches:
 def encode_query(
     descriptors: np.ndarray, centroids: np.ndarray, *, num_assignments: int = NUM_ASSIGNMENTS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest words (N, m) uint16 of descriptors (N, D), nearest first, and a code (N, m, 16) for each.
+    """The nearest words (N, m) uint16 of descriptors (N, D), nearest first, and a code (N, m, B) for each.
 
     A candidate's point has one word; a query's may lie near a border, where the other one chose another.
     """
@@ -88,12 +87,12 @@ def encode_query(
     words = torch.topk(nearness, num_assignments, dim=1).indices.numpy()
     repeated = np.repeat(descriptors, num_assignments, axis=0)
     codes = pack_codes(repeated, words.ravel(), centroids)
-    return words.astype(np.uint16), codes.reshape(*words.shape, _CODE_BYTES)
+    return words.astype(np.uint16), codes.reshape(*words.shape, codes.shape[1])
 
 
 def make_query(words: np.ndarray, codes: np.ndarray) -> PointSets:
-    """All assignments of one image, words (N, m) and codes (N, m, 16), aggregated by word."""
-    flat = PointSets(words.ravel(), codes.reshape(-1, _CODE_BYTES), np.array([0, words.size]))
+    """All assignments of one image, words (N, m) and codes (N, m, B), aggregated by word."""
+    flat = PointSets(words.ravel(), codes.reshape(words.size, codes.shape[-1]), np.array([0, words.size]))
     return aggregate_points(flat)
 
 
@@ -141,7 +140,7 @@ def score_candidates(
 ) -> np.ndarray:
     """(C,) float64 from 0 to 1, larger is better: Σ σ(u) over shared words / √(words of both).
 
-    u = 1 − 2 · distance / 128 is the similarity of two codes, σ(u) = u^selectivity above `min_similarity`
+    u = 1 − 2 · distance / bits is the similarity of two codes, σ(u) = u^selectivity above `min_similarity`
     and else 0. Both sides are aggregated; the query is one image. An image without points has score 0.
     """
     if len(query) != 1:
@@ -156,7 +155,7 @@ def score_candidates(
     distances = _count_differences(query.codes[partner[shared]], candidates.codes[shared])
     totals = np.bincount(
         candidates.image_of[shared],
-        weights=_weigh_distances(selectivity, min_similarity)[distances],
+        weights=_weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances],
         minlength=len(candidates),
     )
     sizes = np.diff(candidates.offsets) * len(query.words)
@@ -193,15 +192,15 @@ def score_points(
     codes = _vote(candidates.codes, starts[shared], counts)
     distances = _count_differences(query.codes[partner[shared]], codes)
     image = np.repeat(np.arange(len(candidates)), num_words)[shared]
-    weights = _weigh_distances(selectivity, min_similarity)[distances]
+    weights = _weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances]
     totals = np.bincount(image, weights=weights, minlength=len(candidates))
     scores: np.ndarray = totals / np.sqrt(np.maximum(num_words * len(query.words), 1))
     return scores
 
 
-def _weigh_distances(selectivity: float, min_similarity: float) -> np.ndarray:
-    """(129,) what a pair of codes counts, by the bits in which they differ."""
-    similarities = 1 - np.arange(NUM_CODE_BITS + 1) * (2 / NUM_CODE_BITS)
+def _weigh_distances(num_bits: int, selectivity: float, min_similarity: float) -> np.ndarray:
+    """(num_bits + 1,) what a pair of codes counts, by the bits in which they differ."""
+    similarities = 1 - np.arange(num_bits + 1) * (2 / num_bits)
     counted: np.ndarray = np.where(
         similarities > min_similarity, np.maximum(similarities, 0) ** selectivity, 0.0
     )
@@ -209,15 +208,15 @@ def _weigh_distances(selectivity: float, min_similarity: float) -> np.ndarray:
 
 
 def match_points(
-    words: np.ndarray, codes: np.ndarray, candidates: PointSets, *, max_hamming: int = MAX_HAMMING
+    words: np.ndarray, codes: np.ndarray, candidates: PointSets, *, max_difference: float = MAX_DIFFERENCE
 ) -> TentativeMatches:
     """Pairs of a query's and a candidate's point that are each other's nearest among those sharing a word.
 
-    `words` (N, m) and `codes` (N, m, 16) as of `encode_query`; the candidates' points are not aggregated.
-    Codes differ in at most `max_hamming` bits; of equal distances the first point's counts.
+    `words` (N, m) and `codes` (N, m, B) as of `encode_query`; the candidates' points are not aggregated.
+    Codes differ in at most this share of their bits; of equal distances the first point's counts.
     """
-    if words.ndim != 2 or codes.shape != (*words.shape, _CODE_BYTES):
-        raise ValueError(f"words must be (N, m) and codes (N, m, 16), got {words.shape} and {codes.shape}")
+    if words.ndim != 2 or codes.shape[:-1] != words.shape:
+        raise ValueError(f"words must be (N, m) and codes (N, m, B), got {words.shape} and {codes.shape}")
     num_query, num_assignments = words.shape
     by_word = np.argsort(words.ravel(), kind="stable")  # assignments, those of a word together
     counts = np.bincount(words.ravel(), minlength=MAX_WORDS)
@@ -226,32 +225,12 @@ def match_points(
     point = np.repeat(np.arange(len(candidates.words)), partners)
     within = np.arange(len(point)) - np.repeat(np.cumsum(partners) - partners, partners)
     assignment = by_word[starts[candidates.words[point]] + within]
-    flat_codes = codes.reshape(-1, _CODE_BYTES)
+    flat_codes = codes.reshape(words.size, codes.shape[-1])
     distances = _count_differences(flat_codes[assignment], candidates.codes[point])
-    near = np.flatnonzero(distances <= max_hamming)
+    near = np.flatnonzero(distances <= int(max_difference * 8 * codes.shape[-1] + 1e-9))
     query, point = assignment[near] // num_assignments, point[near]
     distances = distances[near].astype(np.int64)
     return _keep_mutual(query, point, distances, num_query, candidates)
-
-
-def match_freely(
-    codes: np.ndarray, candidates: PointSets, *, max_hamming: int = MAX_HAMMING
-) -> TentativeMatches:
-    """The same among all points whatever their words: codes (N, 16) that are signs around one centre."""
-    if codes.ndim != 2 or codes.shape[1] != _CODE_BYTES:
-        raise ValueError(f"codes must be (N, {_CODE_BYTES}), got {codes.shape}")
-    pairs = []
-    for start, end in zip(candidates.offsets[:-1].tolist(), candidates.offsets[1:].tolist(), strict=True):
-        distances = _count_differences(codes[:, None], candidates.codes[None, start:end])
-        query, point = match_mutually(distances)
-        found = distances[query, point]
-        near = found <= max_hamming
-        pairs.append((query[near], point[near] + start, found[near]))
-    columns = [
-        np.concatenate([one[column] for one in pairs] or [np.empty(0, np.int64)]) for column in range(3)
-    ]
-    offsets = np.cumsum([0, *(len(one[0]) for one in pairs)])
-    return TentativeMatches(columns[0], columns[1], columns[2].astype(np.int64), offsets)
 
 
 def match_mutually(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -286,8 +265,9 @@ def _keep_mutual(
 
 
 def _count_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Hamming distances (…,) uint8 of codes (…, 16), which are broadcast."""
+    """Hamming distances (…,) uint16 of codes (…, B), B a multiple of 8; they are broadcast."""
     a, b = (np.ascontiguousarray(codes).view(np.uint64) for codes in (first, second))
-    differing: np.ndarray = np.bitwise_count(a[..., 0] ^ b[..., 0])
-    differing += np.bitwise_count(a[..., 1] ^ b[..., 1])
+    differing: np.ndarray = np.bitwise_count(a[..., 0] ^ b[..., 0]).astype(np.uint16)
+    for part in range(1, a.shape[-1]):
+        differing += np.bitwise_count(a[..., part] ^ b[..., part])
     return differing

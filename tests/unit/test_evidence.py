@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 
 from ckn_scale.core import evidence as core_evidence
-from ckn_scale.core.encoder import pack_frames, unpack_frames
+from ckn_scale.core.encoder import EncodedImage, pack_frames, unpack_frames
 from ckn_scale.core.evidence import (
+    MATCHED_ASSIGNMENTS,
     QueryPoints,
     choose_head,
     join_evidence,
+    make_query_points,
     match_head,
     scale_pixels,
     score_shortlist,
     verify_head,
 )
 from ckn_scale.core.keypoints import Keypoints
-from ckn_scale.core.selective_matching import PointSets
+from ckn_scale.core.selective_matching import NUM_ASSIGNMENTS, PointSets
 
 SIZE, OTHER_SIZE = (640, 480), (500, 400)
 TRANSFORM = np.array([[0.5, -0.2, 90.0], [0.2, 0.5, 40.0], [0, 0, 1]])
@@ -75,6 +77,23 @@ def test_verify_head_finds_the_transform_of_what_is_shared():
     inside = query.frames[:60, :, 2] @ TRANSFORM[:2, :2].T + TRANSFORM[:2, 2]
     np.testing.assert_allclose(same.box, [*inside.min(axis=0), *inside.max(axis=0)], atol=15)
     assert score_shortlist(query, points).argmax() == 1
+
+
+def test_a_query_matches_by_more_words_than_it_is_scored_by():
+    rng = np.random.default_rng(5)
+    centroids = rng.normal(size=(40, 128)).astype(np.float32)
+    descriptors = rng.normal(size=(30, 128)).astype(np.float32)
+    frames = pack(make_frames(rng, 30, SIZE), SIZE)
+    encoded = EncodedImage(np.zeros(4), *SIZE, frames, np.zeros(30), np.zeros((30, 16)), descriptors)
+    query = make_query_points(encoded, centroids)
+    assert query.words.shape == (30, MATCHED_ASSIGNMENTS)
+    assert query.codes.shape == (30, MATCHED_ASSIGNMENTS, 16)
+    assert set(query.aggregated.words) == set(query.words[:, :NUM_ASSIGNMENTS].ravel())
+    np.testing.assert_array_equal(query.frames, unpack_frames(frames, *SIZE).frames)
+    few = make_query_points(encoded, centroids[:2])
+    assert few.words.shape == (30, 2)
+    empty = EncodedImage(np.zeros(4), *SIZE, frames[:0], *(np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0))))
+    assert len(make_query_points(empty, centroids)) == 0
 
 
 def test_a_candidate_gets_the_same_evidence_in_any_company():

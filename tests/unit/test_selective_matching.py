@@ -13,7 +13,6 @@ from ckn_scale.core.selective_matching import (
     aggregate_points,
     encode_query,
     make_query,
-    match_freely,
     match_mutually,
     match_points,
     score_candidates,
@@ -152,7 +151,7 @@ def test_match_points_is_what_loops_say():
     rng = np.random.default_rng(2)
     words, codes = make_assigned(rng, 60, 3)
     points = make_points(rng, [70, 0, 40])
-    matches = match_points(words, codes, points, max_hamming=50)
+    matches = match_points(words, codes, points, max_difference=50 / 128)
     expected = []
     for image in range(3):
         pairs = {}
@@ -173,19 +172,18 @@ def test_match_points_is_what_loops_say():
     assert len(expected) > 20
 
 
-def test_match_freely_ignores_words():
+def test_codes_of_two_channels_count_all_their_bits():
     rng = np.random.default_rng(3)
-    points = make_points(rng, [40, 0, 30])
-    codes = points.codes[rng.permutation(40)[:20]]
-    matches = match_freely(codes, points, max_hamming=20)
-    assert matches.offsets[1] == matches.offsets[2] == 20
-    assert (matches.distances[:20] == 0).all()
-    np.testing.assert_array_equal(points.codes[matches.candidate[:20]], codes[matches.query[:20]])
-    distances = np.array([[hamming(code, other) for other in points.codes[40:]] for code in codes])
-    i, j = match_mutually(distances)
-    near = distances[i, j] <= 20
-    np.testing.assert_array_equal(matches.query[20:], i[near])
-    np.testing.assert_array_equal(matches.candidate[20:], j[near] + 40)
+    query, points = make_points(rng, [40]), make_points(rng, [40])
+    both = [PointSets(one.words, np.repeat(one.codes, 2, axis=1), one.offsets) for one in (query, points)]
+    once = score_candidates(aggregate_points(query), aggregate_points(points))
+    np.testing.assert_array_equal(score_candidates(*map(aggregate_points, both)), once)
+    assert once > 0
+    single = match_points(query.words[:, None], query.codes[:, None], points)
+    double = match_points(both[0].words[:, None], both[0].codes[:, None], both[1])
+    np.testing.assert_array_equal(double.candidate, single.candidate)
+    np.testing.assert_array_equal(double.distances, 2 * single.distances)
+    assert len(single.query) > 0
 
 
 def test_match_mutually_by_hand():
@@ -213,10 +211,8 @@ def test_nothing_matches_nothing():
     words, codes = make_assigned(np.random.default_rng(0), 5, 3)
     assert score_candidates(make_query(words, codes), aggregate_points(none)).tolist() == [0, 0]
     assert match_points(words, codes, none).offsets.tolist() == [0, 0, 0]
-    assert match_freely(codes[:, 0], none).offsets.tolist() == [0, 0, 0]
     points = make_points(np.random.default_rng(0), [5, 6])
     assert match_points(words[:0], codes[:0], points).offsets.tolist() == [0, 0, 0]
-    assert match_freely(codes[:0, 0], points).offsets.tolist() == [0, 0, 0]
     empty = make_query(words[:0], codes[:0])
     assert score_candidates(empty, aggregate_points(points)).tolist() == [0, 0]
 
@@ -243,7 +239,6 @@ WORDS, CODES, OFFSETS = np.zeros(4, np.uint16), np.zeros((4, 16), np.uint8), np.
             "the query must be aggregated: each word once, ascending",
         ),
         (lambda: match_points(WORDS, CODES, PointSets(WORDS, CODES, OFFSETS)), r"words must be \(N, m\)"),
-        (lambda: match_freely(CODES[:, :8], PointSets(WORDS, CODES, OFFSETS)), r"got \(4, 8\)"),
         (lambda: match_mutually(np.zeros(3)), r"distances must be \(N, M\), got \(3,\)"),
         (lambda: encode_query(np.zeros((2, 3)), np.zeros((5, 4))), r"must be \(N, 4\), got \(2, 3\)"),
         (
