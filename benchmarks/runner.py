@@ -167,7 +167,7 @@ def _walk(
         pixels = watch.time("decode", decode_image, data, settings.images)
         points = watch.time("detect", detect_keypoints, pixels, settings.keypoints)
         patches = watch.time("extract", extract_patches, pixels, points, settings.patches)
-        prepared.append(PreparedImage(pixels, points, patches))
+        prepared.append(PreparedImage(pixels, points, patches, pixels.shape[1::-1]))
         small.append(watch.time("thumbnail", encode_thumbnail, pixels, settings.encode.thumbnail_side_px))
     encoded = watch.time("encode", encoder.encode_prepared, prepared)
     codec = make_codec(settings.reduction.stored, encoder.dim)

@@ -62,6 +62,8 @@ def vectors_schema(encoding: str, dim: int, code_bytes: int) -> pa.Schema:
             ("reason", pa.string()),
             ("width_px", pa.int32()),
             ("height_px", pa.int32()),
+            ("original_width_px", pa.int32()),  # of the upright original; the others are at working size
+            ("original_height_px", pa.int32()),
             ("vector", pa.binary(code_bytes)),
         ],
         metadata={"encoding": encoding, "dim": str(dim)},

@@ -20,6 +20,8 @@ def make_vectors(num_rows: int = 20) -> pa.Table:
         "reason": ["" if good else "Müll" for good in ok],
         "width_px": [640 if good else None for good in ok],
         "height_px": [480 if good else None for good in ok],
+        "original_width_px": [1280 if good else None for good in ok],
+        "original_height_px": [960 if good else None for good in ok],
         "vector": [rng.standard_normal(DIM).astype(np.float16).tobytes() if good else None for good in ok],
     }
     return pa.table(rows, schema=schemas.vectors_schema("float16", DIM, 2 * DIM))

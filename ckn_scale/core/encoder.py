@@ -37,15 +37,16 @@ Reduction = Flattening | Projection
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """What is made of an image: its vector, its size at working resolution, its points, strongest first.
+    """What is made of an image: its vector, its size, its points, strongest first.
 
     All is stored but the descriptors, from which a query takes more words than one a point. Without points
     (the encoder has no model for them, or was told not to) N is 0.
     """
 
     vector: np.ndarray  # (D,) float32, unit norm
-    width_px: int
+    width_px: int  # at working size, in which frames are
     height_px: int
+    original_size_px: tuple[int, int]  # width, height of the upright original
     frames: np.ndarray  # (N, 9) uint8, see pack_frames
     words: np.ndarray  # (N,) uint16
     codes: np.ndarray  # (N, B) uint8, see pack_codes
@@ -177,13 +178,14 @@ class ImageEncoder:
         height_px, width_px = prepared.image.shape[:2]
         vector = self._aggregate(rows)
         if self.points is None or not points:
-            return EncodedImage(vector, width_px, height_px, *_NO_POINTS)
+            return EncodedImage(vector, width_px, height_px, prepared.original_size_px, *_NO_POINTS)
         descriptors = np.concatenate(points, axis=1)[: self.points.max_points]
         words = assign_words(descriptors, self.points.centroids)
         return EncodedImage(
             vector=vector,
             width_px=width_px,
             height_px=height_px,
+            original_size_px=prepared.original_size_px,
             frames=pack_frames(prepared.keypoints, width_px, height_px)[: len(words)],
             words=words.astype(np.uint16),
             codes=pack_codes(descriptors, words, self.points.centroids),

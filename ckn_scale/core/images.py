@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -41,8 +42,20 @@ TURNS: dict[int, tuple[bool, bool, bool]] = {
 }
 
 
+class DecodedImage(NamedTuple):
+    """Pixels at working size, and how large the upright original is, or what the box cuts out of it."""
+
+    pixels: np.ndarray  # (H, W, 3) uint8 RGB
+    original_size_px: tuple[int, int]  # width, height
+
+
 def decode_image(data: bytes, spec: ImageSpec, box: Sequence[float] | None = None) -> np.ndarray:
-    """(H, W, 3) uint8 RGB at working size; `ImageRejected` says why there is none.
+    """(H, W, 3) uint8 RGB at working size, as `decode_with_size` does."""
+    return decode_with_size(data, spec, box).pixels
+
+
+def decode_with_size(data: bytes, spec: ImageSpec, box: Sequence[float] | None = None) -> DecodedImage:
+    """The image at working size; `ImageRejected` says why there is none.
 
     `box` (x1, y1, x2, y2) in pixels of the upright original is cut out before the resize.
     """
@@ -72,7 +85,7 @@ def decoding_bytes(data: bytes, spec: ImageSpec | None = None) -> int:
         return 0
 
 
-def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
+def _decode(data: bytes, spec: ImageSpec) -> DecodedImage:
     with open_image_file(data) as file:
         width_px, height_px = file.size
         _check_header(width_px, height_px, spec)
@@ -82,16 +95,21 @@ def _decode(data: bytes, spec: ImageSpec) -> np.ndarray:
         file.load()
         pixels = resize_image(_to_rgb(file), working_size)
         orientation = orientation_of(file) if spec.exif_orientation else 1
-    return turn_upright(pixels, orientation)
+    lies_down = TURNS.get(orientation, (False,))[0]
+    return DecodedImage(
+        turn_upright(pixels, orientation), (height_px, width_px) if lies_down else (width_px, height_px)
+    )
 
 
-def _decode_box(data: bytes, spec: ImageSpec, box: Sequence[float]) -> np.ndarray:
+def _decode_box(data: bytes, spec: ImageSpec, box: Sequence[float]) -> DecodedImage:
     with open_image_file(data) as file:
         _check_header(file.size[0], file.size[1], spec)
         file.load()
         orientation = orientation_of(file) if spec.exif_orientation else 1
         pixels = crop_box(turn_upright(_to_rgb(file), orientation), box)
-    return resize_image(pixels, fit_working_size(pixels.shape[1], pixels.shape[0], spec))
+    height_px, width_px = pixels.shape[:2]
+    working_size = fit_working_size(width_px, height_px, spec)
+    return DecodedImage(resize_image(pixels, working_size), (width_px, height_px))
 
 
 def crop_box(image: np.ndarray, box: Sequence[float]) -> np.ndarray:

@@ -43,7 +43,7 @@ class EncodedRow:
 
 class EncodeImages(Step):
     name = ENCODE_IMAGES
-    version = 3
+    version = 4
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "points", "encode")
 
     @cached_property
@@ -133,6 +133,8 @@ def tabulate_vectors(rows: Sequence[EncodedRow], codec: VectorCodec) -> pa.Table
         [row.rejected.reason if row.rejected else "" for row in rows],
         [row.encoded.width_px if row.encoded else 0 for row in rows],
         [row.encoded.height_px if row.encoded else 0 for row in rows],
+        [row.encoded.original_size_px[0] if row.encoded else 0 for row in rows],
+        [row.encoded.original_size_px[1] if row.encoded else 0 for row in rows],
         [row.code for row in rows],
     ]
     schema = schemas.vectors_schema(codec.name, codec.dim, codec.code_bytes)

@@ -28,7 +28,8 @@ def make_commit(shard_id: int = 0, **changes) -> Commit:
 def make_table(num_rows: int = 3, dim: int = 4) -> pa.Table:
     vectors = np.arange(num_rows * dim, dtype=np.float16).reshape(num_rows, dim)
     ids = range(num_rows)
-    columns = [ids, ["ok"] * num_rows, [""] * num_rows, [640] * num_rows, [480] * num_rows]
+    sizes = [[number] * num_rows for number in (640, 480, 1280, 960)]
+    columns = [ids, ["ok"] * num_rows, [""] * num_rows, *sizes]
     return pa.table(
         [*columns, [row.tobytes() for row in vectors]], schema=schemas.vectors_schema("float16", dim, 2 * dim)
     )

@@ -18,6 +18,7 @@ from ckn_scale.core.image_files import PNG_SIGNATURE, read_exif_orientation
 from ckn_scale.core.images import (
     composite_over_white,
     decode_image,
+    decode_with_size,
     decoding_bytes,
     encode_thumbnail,
     fit_working_size,
@@ -232,6 +233,19 @@ def test_orientation_is_undone_as_pillow_does(orientation: int) -> None:
     jpeg = encode(make_photo(60, 90), "JPEG", exif=exif_block(orientation))
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg))))
     np.testing.assert_array_equal(decode_image(jpeg, AS_IS), expected)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_decode_with_size_says_how_large_the_upright_original_is(file_format) -> None:
+    options = {"exif": exif_block(6)} if file_format == "JPEG" else {}
+    data = encode(make_photo(600, 900), file_format, **options)
+    decoded = decode_with_size(data, ImageSpec(max_pixels=60_000))
+    width_px, height_px = decoded.original_size_px
+    assert sorted((width_px, height_px)) == [600, 900]
+    shape = decoded.pixels.shape
+    assert shape[1] / shape[0] == pytest.approx(width_px / height_px, rel=0.02), "both are upright"
+    boxed = decode_with_size(data, ImageSpec(max_pixels=60_000), (10, 20, 410, 520))
+    assert boxed.original_size_px == (400, 500)
 
 
 def test_orientation_can_be_left_alone() -> None:
