@@ -227,7 +227,7 @@ WORDS, CODES, OFFSETS = np.zeros(4, np.uint16), np.zeros((4, 16), np.uint8), np.
             lambda: PointSets(WORDS.astype(np.int64), CODES, OFFSETS),
             r"words must be \(P,\) uint16, got \(4,\) int64",
         ),
-        (lambda: PointSets(WORDS, CODES[:3], OFFSETS), r"codes must be \(4, 16\) uint8, got \(3, 16\)"),
+        (lambda: PointSets(WORDS, CODES[:3], OFFSETS), r"codes must be \(4, B\) uint8, got \(3, 16\)"),
         (lambda: PointSets(WORDS, CODES, np.array([0, 3])), "from 0 to the 4 points"),
         (lambda: PointSets(WORDS, CODES, np.array([0, 5, 4])), "must not decrease"),
         (
