@@ -60,6 +60,10 @@ class EncodeSettings(Closed):
 
 class IndexSettings(Closed):
     shards_per_index_shard: Count = 64  # how many encode shards one index shard holds
+    # How rows are found. exact and signs compare all of them, as reduction.stored keeps them; pq looks at
+    # short codes of all in memory and compares a shortlist; ivf-pq looks at codes in the nearest lists.
+    # auto: by the number of rows and their bytes, if planted queries confirm it.
+    kind: Literal["auto", "exact", "signs", "pq", "ivf-pq"] = "auto"
 
 
 class PublishSettings(Closed):
@@ -110,6 +114,16 @@ class Settings(Closed):
             raise ValueError(
                 f"points.channels names {unknown[0]!r}, but the channels of images are {described} "
                 "(points.max_points=0 keeps no points)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Settings:
+        whole = {"exact": "float16", "signs": "signs"}.get(self.index.kind)
+        if whole is not None and whole != self.reduction.stored:
+            raise ValueError(
+                f"index.kind = {self.index.kind} compares vectors stored as {whole}, "
+                f"but reduction.stored is {self.reduction.stored}"
             )
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckn_scale.config import Resources, Settings, load_settings, parse_settings
 from ckn_scale.errors import CorruptData, InputError, RunFailed
@@ -17,6 +17,15 @@ from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driv
 from ckn_scale.step import Step, allow_mix
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
+from ckn_scale.steps.compress_index import (
+    LearnQuantiser,
+    MakeCodes,
+    MeasureShortlist,
+    choose_kind,
+    count_lists,
+    describe_choice,
+    write_coded_manifest,
+)
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plan_images import Source, plan_with_background
@@ -35,7 +44,10 @@ from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
+from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_records import Certificate
+from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +244,30 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     draw = write_draw(run, drawn)
     driver.run_step(PlantQueries(run, manifest, draw))
     certified = driver.run_step(CertifyIndex(run, manifest, draw))
-    return publish_version(run, candidate, manifest, make_certificate(certified), accept=accept)
+    certificate = make_certificate(certified)
+    manifest, certificate = compress(driver, manifest, draw, certificate)
+    return publish_version(run, candidate, manifest, certificate, accept=accept)
+
+
+def compress(
+    driver: Driver, manifest: StoredFile, draw: str, certificate: Certificate
+) -> tuple[StoredFile, Certificate]:
+    """Short codes where there are too many rows to compare them all, if planted queries confirm them."""
+    run, wanted = driver.run, parse_settings(driver.run.settings).index.kind
+    content = read_manifest(run.store, manifest)
+    kind = choose_kind(wanted, content)
+    if kind is None:
+        return manifest, certificate
+    learned = driver.run_step(LearnQuantiser(run, content.generation, count_lists(kind, content.rows)))
+    made = driver.run_step(MakeCodes(run, manifest, learned.file, learned.file.sha256[:16]))
+    coded = write_coded_manifest(made, kind)
+    measured = driver.run_step(MeasureShortlist(run, coded, draw, made.quantiser_name))
+    choice = measured.choose()
+    used = choice.is_good or wanted != "auto"
+    if not choice.is_good:
+        log.warning("%s", choice.explain(kind, used=used))
+    certificate = replace(certificate, shortlist=describe_choice(measured, choice, kind, used=used))
+    return (write_coded_manifest(made, kind, choice) if used else manifest), certificate
 
 
 def summarise(driver: Driver, version: int) -> IndexReport:

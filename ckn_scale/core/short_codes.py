@@ -119,31 +119,34 @@ def count_pieces(dim: int) -> int:
     return max(2, min(MAX_PIECES, dim // NUMBERS_PER_PIECE // 2 * 2))
 
 
-def learn_quantiser(vectors: np.ndarray, coarse_sketches: np.ndarray, lists: int, seed: int) -> Quantiser:
+def learn_quantiser(
+    vectors: np.ndarray, coarse_sketches: np.ndarray, lists: int, seed: int, *, device: str = "cpu"
+) -> Quantiser:
     """From (N, dim) vectors, and (N', sketch) sketches for the coarse centroids; `lists` 0: none.
 
-    Fewer than 16 vectors are repeated: their codes are exact.
+    Fewer than 16 vectors are repeated: their codes are exact. On `device` the clusters are found.
     """
     if not len(vectors):
         raise ValueError("a quantiser is learned from vectors, got none")
     dim = vectors.shape[1]
     pieces = count_pieces(dim)
     width = -(-dim // pieces)
-    padded = np.zeros((len(vectors), pieces * width), np.float32)
-    padded[:, :dim] = vectors
+    padded = np.asarray(vectors, np.float32)
+    if pieces * width > dim:
+        padded = np.pad(padded, ((0, 0), (0, pieces * width - dim)))
     if len(padded) < CENTROIDS:
         padded = np.tile(padded, (-(-CENTROIDS // len(padded)), 1))
     parts = torch.from_numpy(padded).view(-1, pieces, width)
     learned = [
-        cluster(parts[:, one].contiguous(), CENTROIDS, iterations=ITERATIONS, seed=seed)
+        cluster(parts[:, one].contiguous().to(device), CENTROIDS, iterations=ITERATIONS, seed=seed)
         for one in range(pieces)
     ]
     coarse = np.empty((0, 0), np.float32)
     if lists:
-        points = torch.from_numpy(coarse_sketches)
+        points = torch.from_numpy(coarse_sketches).to(device)
         found = cluster(points, lists, iterations=COARSE_ITERATIONS, seed=seed, spherical=True)
-        coarse = found.numpy()
-    return Quantiser(dim, torch.stack(learned).numpy(), coarse)
+        coarse = found.cpu().numpy()
+    return Quantiser(dim, torch.stack(learned).cpu().numpy(), coarse)
 
 
 def sketch(rows: np.ndarray) -> np.ndarray:
@@ -177,12 +180,13 @@ class CodeScan:
         self.num_lists = max(1, quantiser.num_lists)
         self.probes = min(max(1, probes), self.num_lists)
         plain = faiss.clone_index(quantiser.faiss)
-        offset = 0
-        for part, owners in zip(codes, lists, strict=True):
-            _add_codes(plain, part, owners, offset)
-            offset += len(part)
-        plain.ntotal = self.rows
+        _fill_lists(plain, codes, lists)
         self._index = faiss.IndexIVFPQFastScan(plain)
+
+    @staticmethod
+    def predict_memory(rows: int, code_bytes: int) -> int:
+        """Bytes that opening so many rows takes at its peak: codes and positions twice, while packed."""
+        return 2 * rows * (code_bytes + 8)
 
     def score(
         self, queries: np.ndarray, count: int, allowed: RowMask | None = None, *, everywhere: bool = False
@@ -257,17 +261,23 @@ def _cut(scores: np.ndarray, positions: np.ndarray, depth: int, allowed: RowMask
     return np.sort(positions)
 
 
-def _add_codes(index: Any, codes: np.ndarray, lists: np.ndarray, offset: int) -> None:
-    """Rows into their lists, in the order of their positions."""
-    faiss = import_faiss()
-    ids = np.arange(offset, offset + len(codes), dtype=np.int64)
-    order, bounds = (
-        np.argsort(lists, kind="stable"),
-        np.searchsorted(np.sort(lists), np.arange(index.nlist + 1)),
-    )
-    for owner in np.flatnonzero(np.diff(bounds)).tolist():
-        rows = order[bounds[owner] : bounds[owner + 1]]
-        whole = len(rows) == len(codes)
-        mine, held = (ids, codes) if whole else (ids[rows], codes[rows])
-        held = np.ascontiguousarray(held)
-        index.invlists.add_entries(owner, len(rows), faiss.swig_ptr(mine), faiss.swig_ptr(held))
+def _fill_lists(index: Any, codes: Sequence[np.ndarray], lists: Sequence[np.ndarray]) -> None:
+    """Rows into their lists, in the order of their positions; lists get their size first, not bit by bit."""
+    faiss, offset = import_faiss(), 0
+    sizes = sum((np.bincount(one, minlength=index.nlist) for one in lists), np.zeros(index.nlist, np.int64))
+    for owner, size in enumerate(sizes.tolist()):
+        index.invlists.resize(owner, size)
+    filled = np.zeros(index.nlist, np.int64)
+    for part, owners in zip(codes, lists, strict=True):
+        order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=index.nlist)
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        for owner in np.flatnonzero(counts).tolist():
+            rows = order[bounds[owner] : bounds[owner + 1]]
+            held = np.ascontiguousarray(part if len(rows) == len(part) else part[rows])
+            ids = (rows + offset).astype(np.int64)
+            index.invlists.update_entries(
+                owner, int(filled[owner]), len(rows), faiss.swig_ptr(ids), faiss.swig_ptr(held)
+            )
+        filled += counts
+        offset += len(part)
+    index.ntotal = offset

@@ -17,7 +17,8 @@ from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.sampling import hash_priorities
 
 _SMALLEST_BLOCK = 256
-_FACTORS = 2  # floats after the bits of a code: squared length, and what an estimate is multiplied with
+# Two floats after the bits of a code: squared length, and what an estimate is multiplied with.
+SIGN_FACTOR_BYTES = 8
 
 
 class VectorCodec(Protocol):
@@ -66,7 +67,7 @@ class SignCodec:
     def __init__(self, dim: int) -> None:
         self.rotation = Rotation(dim)
         self.dim = dim
-        self.code_bytes = self.rotation.padded_dim // 8 + 4 * _FACTORS
+        self.code_bytes = self.rotation.padded_dim // 8 + SIGN_FACTOR_BYTES
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
         codes: np.ndarray = self._faiss.sa_encode(self.rotation.apply(_check(rows, self.dim)))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ckn_scale.core.numerics import faiss_threads, import_faiss
-from ckn_scale.core.vector_codes import SignCodec, VectorCodec, empty_sign_index
+from ckn_scale.core.vector_codes import SIGN_FACTOR_BYTES, SignCodec, VectorCodec, empty_sign_index
 
 if TYPE_CHECKING:
     import faiss
@@ -225,26 +225,8 @@ class SignIndex:
         if k == 0 or len(prepared) == 0:
             return np.empty((len(prepared), k), np.float32), np.empty((len(prepared), k), np.int64)
         with faiss_threads(threads):
-            similarity, positions = self._find(prepared, k, mask)
+            similarity, positions = _find_signs(self._signs, prepared, k, mask)
         return similarity, self.ids[positions]
-
-    def _find(self, rotated: np.ndarray, k: int, allowed: RowMask | None) -> tuple[np.ndarray, np.ndarray]:
-        """Similarity and positions, which ascend with the ids."""
-        params = import_faiss().RaBitQSearchParameters()
-        params.qb = QUERY_BITS
-        if allowed is not None:
-            params.sel = allowed.selector
-        available = self.rows if allowed is None else allowed.count
-        similarity, positions = self._signs.search(rotated, min(k + 1, available), params=params)
-        # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
-        tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
-        similarity, positions = _order(similarity[:, :k], positions[:, :k])
-        for row in np.flatnonzero(tied):
-            below = float(np.nextafter(similarity[row, -1], np.float32(-np.inf)))
-            _, every, where = self._signs.range_search(rotated[row : row + 1], below, params=params)
-            ordered = _order(every[None], where[None])
-            similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
-        return similarity, positions
 
     @property
     def codes(self) -> np.ndarray:
@@ -294,40 +276,64 @@ def _order(similarity: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, n
 StoredIndex = VectorIndex | SignIndex
 
 
-def score_rows(prepared: np.ndarray, parts: Sequence[tuple[StoredIndex, np.ndarray]]) -> np.ndarray:
-    """The similarity of one prepared query (1, D) to chosen rows of several indexes of one kind, in order.
+def rank_rows(
+    prepared: np.ndarray, parts: Sequence[tuple[StoredIndex, np.ndarray]], k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k most similar of chosen rows of several indexes of one kind, for one prepared query (1, D).
 
-    `parts` has each index with (N_i,) positions; → (ΣN_i,) float32, as a search of the index gives them.
+    `parts` has each index with ascending positions (N_i,); → similarity (k',) as a search of the index gives
+    it, and (k',) places among all the chosen, best first, ties by place.
     """
-    if all(isinstance(index, SignIndex) for index, _ in parts):
-        return _score_signs(prepared, [(index.codes, rows) for index, rows in parts])  # type: ignore[union-attr]
-    scores = [score_pairs(index, prepared, rows[None])[0] for index, rows in parts]  # type: ignore[arg-type]
-    return np.concatenate(scores) if scores else np.empty(0, np.float32)
+    k = min(k, sum(len(rows) for _, rows in parts))
+    if k == 0:
+        return np.empty(0, np.float32), np.empty(0, np.int64)
+    signs = [(index.codes, rows) for index, rows in parts if isinstance(index, SignIndex)]
+    if signs:
+        similarity, places = _find_signs(_gather_codes(signs), prepared, k, None)
+        return similarity[0], places[0]
+    exact = [(index, rows) for index, rows in parts if isinstance(index, VectorIndex)]
+    scores = np.concatenate([score_pairs(index, prepared, rows[None])[0] for index, rows in exact])
+    order = np.argsort(-scores, kind="stable")[:k]
+    return scores[order], order
 
 
 _scratch = threading.local()  # an index to fill with the codes of chosen rows: its memory is used again
 
 
-def _score_signs(rotated: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    faiss, count = import_faiss(), sum(len(rows) for _, rows in parts)
-    scores = np.empty(count, np.float32)
-    if not count:
-        return scores
-    held, width = getattr(_scratch, "held", None), parts[0][0].shape[1]
-    if held is None or held.d != rotated.shape[1] or held.codes.size() < count * width:
-        held = _scratch.held = empty_sign_index(rotated.shape[1])
+def _gather_codes(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+    """A `faiss.IndexRaBitQ` of chosen rows of arrays of codes, until the same thread asks for the next."""
+    faiss, count, width = import_faiss(), sum(len(rows) for _, rows in parts), parts[0][0].shape[1]
+    held: Any = getattr(_scratch, "held", None)
+    if held is None or held.code_size != width or held.codes.size() < count * width:
+        held = _scratch.held = empty_sign_index(8 * (width - SIGN_FACTOR_BYTES))
         held.add_sa_codes(np.zeros((count, width), np.uint8))
-    gathered = faiss.rev_swig_ptr(held.codes.data(), held.codes.size()).reshape(-1, width)
-    start = 0
+    gathered, start = faiss.rev_swig_ptr(held.codes.data(), held.codes.size()).reshape(-1, width), 0
     for codes, rows in parts:
         np.take(codes, rows, axis=0, out=gathered[start : start + len(rows)], mode="clip")
         start += len(rows)
     held.ntotal = count
-    params = faiss.RaBitQSearchParameters()
+    return held
+
+
+def _find_signs(
+    signs: Any, rotated: np.ndarray, k: int, allowed: RowMask | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Similarity and positions (Q, k) of a `faiss.IndexRaBitQ` of k rows at least, ties by position."""
+    params = import_faiss().RaBitQSearchParameters()
     params.qb = QUERY_BITS
-    similarity, positions = held.search(rotated, count, params=params)
-    scores[positions[0]] = similarity[0]
-    return scores
+    if allowed is not None:
+        params.sel = allowed.selector
+    available = int(signs.ntotal) if allowed is None else allowed.count
+    similarity, positions = signs.search(rotated, min(k + 1, available), params=params)
+    # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
+    tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
+    similarity, positions = _order(similarity[:, :k], positions[:, :k])
+    for row in np.flatnonzero(tied):
+        below = float(np.nextafter(similarity[row, -1], np.float32(-np.inf)))
+        _, every, where = signs.range_search(rotated[row : row + 1], below, params=params)
+        ordered = _order(every[None], where[None])
+        similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
+    return similarity, positions
 
 
 class SearchableRows(Protocol):

@@ -62,7 +62,9 @@ def _digest_index(run: RunFolder) -> str:
         " ".join([str(one.shard), str(one.rows), *(file.sha256 for file in one.files)])
         for one in manifest.shards
     )
-    return _digest_lines([f"{manifest.kind} {manifest.dim} {manifest.metric}", *shards])
+    short = manifest.short_codes
+    codes = [f"{short.kind} {short.depth} {short.probes} {short.quantiser.sha256}"] if short else []
+    return _digest_lines([f"{manifest.kind} {manifest.dim} {manifest.metric}", *codes, *shards])
 
 
 def _digest_lines(lines: Iterable[str]) -> str:

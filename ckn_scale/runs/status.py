@@ -16,6 +16,9 @@ from ckn_scale.storage.run_folder import (
     BUILD_INDEX,
     CERTIFY_INDEX,
     ENCODE_IMAGES,
+    LEARN_QUANTISER,
+    MAKE_CODES,
+    MEASURE_SHORTLIST,
     PLANT_QUERIES,
     VECTORS_STAGE,
     RunFolder,
@@ -23,6 +26,8 @@ from ckn_scale.storage.run_folder import (
 from ckn_scale.storage.run_records import Segment
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import read_table
+
+_COMPRESSING = (LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST)
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
@@ -104,6 +109,9 @@ def _list_steps(
     for kind in (PLANT_QUERIES, CERTIFY_INDEX):
         done = run.commits(f"{kind}-{draw}").committed()
         yield _summarise_step(f"{kind}-{draw}", done.values(), len(done))
+    for label in sorted(label for label in run.logs() if label.startswith(_COMPRESSING)):
+        done = run.commits(label).committed()
+        yield _summarise_step(label, done.values(), len(done))
 
 
 def _name_draw(run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int]) -> str:
@@ -127,7 +135,7 @@ def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
     labels = [
         label
         for label in run.logs()
-        if not label.startswith((ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX))
+        if not label.startswith((ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX, *_COMPRESSING))
     ]
     commits = {label: list(run.commits(label).committed().values()) for label in labels}
     for label in sorted(labels, key=lambda one: min((c.started_at for c in commits[one]), default=0)):

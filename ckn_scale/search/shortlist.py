@@ -9,7 +9,7 @@ import numpy as np
 
 from ckn_scale.core.numerics import faiss_threads
 from ckn_scale.core.short_codes import CodeScan, Quantiser
-from ckn_scale.core.vector_index import RowMask, score_rows
+from ckn_scale.core.vector_index import RowMask, rank_rows
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import IndexManifest, IndexShard, ShortCodes, open_short_codes
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from ckn_scale.search.shard import OpenShard
 
 QUANTISER = "quantiser"  # its name as a model
+FIXED_BYTES = 16 * 2**20  # quantiser, libraries
+ID_BYTES = 3 * 8  # of a row: FAISS's, the shard's and the group's
+
+
+def predict_memory(rows: int, code_bytes: int) -> int:
+    """Bytes of memory that opening so many rows with short codes takes, at its peak; files are mapped."""
+    return FIXED_BYTES + rows * ID_BYTES + CodeScan.predict_memory(rows, code_bytes)
 
 
 class Shortlist:
@@ -58,9 +65,8 @@ class Shortlist:
             for place, shard in enumerate(self._shards)
             if bounds[place] < bounds[place + 1]
         ]
-        scores = score_rows(query, parts)
-        order = np.lexsort((rows, -scores))[:k]  # positions ascend with the ids
-        return scores[order], self._ids[rows[order]]
+        similarity, places = rank_rows(query, parts, k)
+        return similarity, self._ids[rows[places]]  # which ascend with the places
 
     def _join(self, masks: Sequence[np.ndarray | RowMask | None]) -> RowMask | None:
         """The masks of all shards as one."""

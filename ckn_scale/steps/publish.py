@@ -168,7 +168,8 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
         manifest = read_manifest(built.run.store, latest.manifest)
     except CorruptData:
         return None
-    return latest.number if list(manifest.shards) == list_index_shards(built) else None
+    shards = [replace(shard, codes=None) for shard in manifest.shards]
+    return latest.number if shards == list_index_shards(built) else None
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:

@@ -56,6 +56,7 @@ VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE = "vectors", "descriptors", "
 # Steps whose records are looked up where their classes are not imported: torch takes seconds.
 SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"
 PLANT_QUERIES, CERTIFY_INDEX = "plant_queries", "certify_index"
+LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST = "learn_quantiser", "make_codes", "measure_shortlist"
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<number>\d{5,})-[0-9a-f]+\.parquet")
 _SEGMENT_FILE = re.compile(IMAGES_STAGE + r"/(?P<number>\d{6,})-[0-9a-f]+/.+")

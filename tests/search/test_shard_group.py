@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
 from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.errors import CorruptData
+from ckn_scale.search import cache as cache_module
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import Hit, ShardGroup, merge_hits
 from ckn_scale.search.versions import assign_shards
+from ckn_scale.storage.stored_files import write_file
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +187,65 @@ def test_files_of_a_far_store_are_fetched_once_and_a_bad_copy_again(index, tmp_p
     assert cache.fetch(far, file).read_bytes() == index.run.store.read(file.path)
     assert far.reads == 2
     assert [path.name for path in copy.parent.iterdir()] == [file.sha256]
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """As if files had been written a while ago."""
+    monkeypatch.setattr(cache_module, "SETTLED_NS", -1)
+
+
+def count_hashes(monkeypatch):
+    hashed, real = [], cache_module._hash_file
+    monkeypatch.setattr(cache_module, "_hash_file", lambda path: hashed.append(path) or real(path))
+    return hashed
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_is_read_for_its_hash_once_and_again_when_it_changed(index, tmp_path, monkeypatch):
+    file = write_file(index.run.store, "once/file", b"x" * 1000, 1)
+    path, hashed = index.run.store.local_path(file.path), count_hashes(monkeypatch)
+    for _ in range(3):
+        assert FileCache(tmp_path / "cache").fetch(index.run.store, file) == path
+    assert len(hashed) == 1
+    before = path.stat()
+    path.write_bytes(b"x" * 999 + b"y")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if nothing had been written
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(CorruptData, match="has sha256"):
+        FileCache(tmp_path / "cache").fetch(index.run.store, file)
+    path.write_bytes(b"x" * 1000)
+    assert FileCache(tmp_path / "cache").fetch(index.run.store, file) == path
+    assert len(hashed) == 3
+    FileCache(tmp_path / "other").fetch(index.run.store, file)
+    assert len(hashed) == 4, "another node has not looked yet"
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_note_that_is_damaged_or_of_another_file_costs_a_check(index, tmp_path, monkeypatch):
+    one, other = (write_file(index.run.store, f"notes/{name}", name.encode() * 9, 1) for name in "ab")
+    cache, hashed = FileCache(tmp_path / "cache"), count_hashes(monkeypatch)
+    cache.fetch(index.run.store, one)
+    (note,) = (tmp_path / "cache" / "checked").iterdir()
+    note.write_text("{")
+    cache.fetch(index.run.store, one)
+    assert len(hashed) == 2
+    crossed = type(one)(one.path, other.sha256, one.size_bytes)
+    with pytest.raises(CorruptData, match="has sha256"):
+        cache.fetch(index.run.store, crossed)
+    index.run.store.local_path(one.path).unlink()
+    with pytest.raises(CorruptData, match="is missing"):
+        cache.fetch(index.run.store, one)
+
+
+def test_what_changed_a_moment_ago_is_not_remembered(index, tmp_path, monkeypatch):
+    file, hashed = write_file(index.run.store, "fresh/file", b"z", 1), count_hashes(monkeypatch)
+    for _ in range(2):
+        FileCache(tmp_path / "cache").fetch(index.run.store, file)
+    assert len(hashed) == 2
+    (tmp_path / "plain").write_text("")
+    monkeypatch.setattr(cache_module, "SETTLED_NS", -1)
+    FileCache(tmp_path / "plain").fetch(index.run.store, file)  # no folder to remember it in
 
 
 def test_a_far_file_of_other_bytes_never_enters_the_cache(index, tmp_path):
