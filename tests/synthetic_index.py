@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,14 +52,25 @@ def publish_synthetic(
     deleted: Sequence[int] = (),
     kind: str = "exact",
     cuts: Sequence[int] | None = None,
+    make_points: Callable[[np.ndarray], bytes | None] = lambda ids: None,
 ) -> SyntheticIndex:
-    """Publish the next version of a run made of `vectors`, cut into `num_shards` shards, or at `cuts`."""
+    """Publish the next version of a run made of `vectors`, cut into `num_shards` shards, or at `cuts`.
+
+    `make_points` gives the file of points for the ids of a shard.
+    """
     run = RunFolder.create(str(url), {"synthetic": True})
     attempt = new_attempt()
     folder = run.index_folder("b", attempt)
     parts = np.array_split(np.arange(len(vectors)), num_shards if cuts is None else cuts)
     shards = tuple(
-        write_index_shard(run.store, folder, shard, make_index(vectors, ids, kind).to_bytes(), side_rows(ids))
+        write_index_shard(
+            run.store,
+            folder,
+            shard,
+            make_index(vectors, ids, kind).to_bytes(),
+            side_rows(ids),
+            make_points(ids),
+        )
         for shard, ids in enumerate(parts)
     )
     tombstones = write_tombstones(run.store, folder, np.array(deleted, np.int64))

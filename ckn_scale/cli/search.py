@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,27 +22,41 @@ def search(
         str | None,
         typer.Option(metavar="X1,Y1,X2,Y2", help="Search for this part of the image, in pixels, upright."),
     ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify", help="Verify hits by their points; by default where the run has points."
+        ),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="EXPR", help="Only images that fulfil it: year>=2020. May be repeated."
+        ),
+    ] = None,
     version: Annotated[
         int | None, typer.Option(help="A published version; the current one by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The indexed images that show the same thing as the given ones.
+    """The indexed images that show the same thing as the given ones, or that nothing does.
 
     \b
     ckn-scale search run/ photo.jpg -k 5
     ckn-scale search run/ photo.jpg --box 120,80,360,300
+    ckn-scale search run/ photo.jpg --filter 'year>=2020' --filter 'uri^=s3://bucket/2020/'
     """
     corners = None if box is None else _parse_box(box, len(images))
     announce(f"opening {run}", quiet=as_json)
     from ckn_scale.search.engine import open_index
 
     opened = open_index(run, version)
-    results = _search_all(opened, images, k, corners)
+    results = _search_all(opened, images, k, corners, verify=verify, filters=filters)
     if as_json:
-        print_json({"version": opened.version, "results": results})
+        decision = {"min_inliers": opened.calibration.min_inliers} if opened.can_verify else {}
+        print_json({"version": opened.version, "results": results, **decision})
     else:
-        _print_results(results)
+        _print_results(results, opened)
     if any("error" in result for result in results):
         raise typer.Exit(1)
 
@@ -61,28 +74,58 @@ def _parse_box(text: str, num_images: int) -> list[float]:
     return box
 
 
-def _search_all(index: Index, images: list[str], k: int, box: list[float] | None) -> list[dict[str, Any]]:
-    """One result per image in their order; the vectors of all that can be used are searched for together."""
+def _search_all(
+    index: Index,
+    images: list[str],
+    k: int,
+    box: list[float] | None,
+    *,
+    verify: bool | None,
+    filters: list[str] | None,
+) -> list[dict[str, Any]]:
+    """One result per image in their order; all that can be used are searched for together."""
     results: list[dict[str, Any]] = []
-    vectors = []
+    queries = []
     for image in images:
         result: dict[str, Any] = {"query": image, "hits": []}
         try:
-            vectors.append(index.encode(image, box))
+            queries.append(index.encode_query(image, box))
         except ImageRejected as rejected:
             result["error"] = {"state": rejected.state, "reason": rejected.reason}
         results.append(result)
     asked = [result for result in results if "error" not in result]
-    for result, hits in zip(asked, index.search_vectors(vectors, k) if vectors else [], strict=True):
-        result["hits"] = [asdict(hit) for hit in hits]
+    answers = index.search_queries(queries, k, verify=verify, filter=filters or None)
+    for result, answer in zip(asked, answers, strict=True):
+        result["hits"] = [hit.to_form() for hit in answer]
+        if answer.found is not None:
+            result["found"] = answer.found
     return results
 
 
-def _print_results(results: list[dict[str, Any]]) -> None:
+def _print_results(results: list[dict[str, Any]], index: Index) -> None:
     for result in results:
         print(result["query"])
         if "error" in result:
             print(f"  {result['error']['state']}: {result['error']['reason']}")
-        for hit in result["hits"]:
-            kept = "".join(f"  {name}={value}" for name, value in hit["columns"].items() if value is not None)
-            print(f"  {hit['score']:.4f}  {hit['uri']}{kept}")
+        if "found" in result:
+            _print_verdict(result, index)
+        matches = [place for place, hit in enumerate(result["hits"]) if hit.get("match")]
+        for place, hit in enumerate(result["hits"]):
+            if "match" in hit and place == max(matches, default=-1) + 1:
+                print("  ---- similar, but no match ----")
+            _print_hit(hit)
+
+
+def _print_hit(hit: dict[str, Any]) -> None:
+    kept = "".join(f"  {name}={value}" for name, value in hit["columns"].items() if value is not None)
+    verdict = "match" if hit.get("match") else "     "
+    evidence = f"  {verdict}  {hit['inliers']:4d} inliers" if "inliers" in hit else ""
+    print(f"  {hit['score']:.4f}{evidence}  {hit['uri']}{kept}")
+
+
+def _print_verdict(result: dict[str, Any], index: Index) -> None:
+    """Found or not, and how sure that is."""
+    count = sum(hit["match"] for hit in result["hits"])
+    found = f"found: {count} {'match' if count == 1 else 'matches'}" if count else "nothing found"
+    pairs = f"1 in {1 / index.calibration.false_alarm_rate:,.0f} pairs of unrelated images"
+    print(f"  {found} (a match has ≥ {index.calibration.min_inliers} inliers, which {pairs} has by chance)")

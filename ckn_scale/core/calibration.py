@@ -25,7 +25,7 @@ PRIOR_SHARE = 0.05  # of pairs in the tail
 PRIOR_EXCESS = 0.8  # inliers beyond its start, on average
 OUTLIER_COUNT = 0.02  # a value that the tail expects less often than this among all pairs is no chance
 MARGIN_DEVIATIONS = 2.0  # by which the tail is taken to be longer than it was measured
-PRIOR_SLOPE, PRIOR_MIDDLE = 3.0, math.log1p(6.0)  # of the logistic curve over log(1 + strength)
+PRIOR_SLOPE, PRIOR_MIDDLE = 1.5, -5.0  # of the logistic curve over the strength
 PRIOR_WEIGHT = 4.0  # so many observations the prior of the curve counts
 
 
@@ -96,7 +96,12 @@ class Calibration:
         default_factory=lambda: list_thresholds(fit_tail({}))
     )  # inliers by false-alarm rate
     slope: float = PRIOR_SLOPE
-    middle: float = PRIOR_MIDDLE  # log(1 + strength) at which the score is one half
+    middle: float = PRIOR_MIDDLE  # the strength at which the score is one half
+
+    @property
+    def false_alarm_rate(self) -> float:
+        """The share of random pairs that chance makes a match."""
+        return DECISION_RATE
 
     @property
     def min_inliers(self) -> int:
@@ -110,7 +115,7 @@ class Calibration:
 
     def score(self, strength: np.ndarray) -> np.ndarray:
         """(C,) float64 from 0 to 1, larger with the strength of `join_evidence`."""
-        scores: np.ndarray = 1 / (1 + np.exp(-self.slope * (np.log1p(strength) - self.middle)))
+        scores: np.ndarray = 1 / (1 + np.exp(-self.slope * (strength - self.middle)))
         return scores
 
 
@@ -124,7 +129,7 @@ def list_thresholds(tail: Tail) -> dict[str, int]:
 
 def fit_calibration(histogram: Mapping[int, int], planted: np.ndarray, random: np.ndarray) -> Calibration:
     """From inliers of random pairs, and strengths (P,) of planted views and (R,) of random pairs."""
-    slope, middle = _fit_logistic(np.log1p(planted), np.log1p(random))
+    slope, middle = _fit_logistic(planted, random)
     return Calibration(list_thresholds(fit_tail(histogram)), slope, middle)
 
 

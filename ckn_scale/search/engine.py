@@ -1,26 +1,31 @@
 """Open a published index in this process and ask it for images.
 
 index = ckn_scale.open_index("s3://bucket/run")
-for hit in index.search("photo.jpg", k=5):
-    ...  # hit.uri, hit.score
+answer = index.search("photo.jpg", k=5)
+if answer.found:
+    ...  # answer[0].uri, .score, .inliers, .box
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias, overload
 
 import numpy as np
 
+from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.evidence import SHORTLIST
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import compute_threads, require_device
-from ckn_scale.errors import ImageRejected
+from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.search.cache import FileCache
+from ckn_scale.search.evidence import Query, add_evidence, gather_evidence, make_query
+from ckn_scale.search.filters import FilterLike, as_filter
 from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, name_image
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import open_version
@@ -32,6 +37,19 @@ from ckn_scale.storage.store import Store
 Images: TypeAlias = "list[ImageLike] | tuple[ImageLike, ...]"
 
 IMAGES_AT_ONCE = 16  # of a list: their patches share batches, and lie in memory together
+
+
+class Answer(list[Hit]):
+    """Hits, best first."""
+
+    def __init__(self, hits: Iterable[Hit] = (), *, verified: bool = False) -> None:
+        super().__init__(hits)
+        self.verified = verified
+
+    @property
+    def found(self) -> bool | None:
+        """Whether a hit shows the same thing as the query; None when that was not looked at."""
+        return any(hit.match for hit in self) if self.verified else None
 
 
 class Index:
@@ -50,9 +68,11 @@ class Index:
         *,
         run_url: str = "",
         threads: int | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.version = version
         self.run_url = run_url
+        self.calibration = calibration or Calibration()
         self._encoder = encoder
         self._shards = shards
         self._threads = threads  # none: whatever the process has
@@ -68,40 +88,112 @@ class Index:
         """The dimensions of a vector."""
         return self._shards.dim
 
+    @property
+    def can_verify(self) -> bool:
+        """Whether the index holds points, by which answers are verified."""
+        return self._shards.has_points
+
     @overload
-    def search(self, image: ImageLike, k: int = 10, box: Box | None = None) -> list[Hit]: ...
-    @overload
-    def search(self, image: Images, k: int = 10) -> list[list[Hit]]: ...
     def search(
-        self, image: ImageLike | Images, k: int = 10, box: Box | None = None
-    ) -> list[Hit] | list[list[Hit]]:
-        """The `k` most similar indexed images (or all, where there are fewer), best first.
+        self,
+        image: ImageLike,
+        k: int = 10,
+        box: Box | None = None,
+        *,
+        verify: bool | None = None,
+        filter: FilterLike | None = None,
+    ) -> Answer: ...
+    @overload
+    def search(
+        self,
+        image: Images,
+        k: int = 10,
+        *,
+        verify: bool | None = None,
+        filter: FilterLike | None = None,
+    ) -> list[Answer]: ...
+    def search(
+        self,
+        image: ImageLike | Images,
+        k: int = 10,
+        box: Box | None = None,
+        *,
+        verify: bool | None = None,
+        filter: FilterLike | None = None,
+    ) -> Answer | list[Answer]:
+        """The `k` indexed images that show most likely the same (or all, where there are fewer), best first.
 
         A list or tuple of images gives a list of answers, in its order, in less time than one by one.
-        `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it.
-        Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe, and
-        TypeError or ValueError for what is no image, an empty list, k < 1 or a box without area.
+        `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it. `verify`
+        compares points: hits then have `match`, `inliers`, `box` and `transform`, and an answer is `found` or
+        not; by default where the index has points. `filter` admits some images only: "year>=2020", or a list
+        of such. Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe,
+        InputError when a filter does not fit or there are no points to verify by, and TypeError or ValueError
+        for what is no image, an empty list, k < 1 or a box without area.
         """
         _check_k(k)
-        vectors = self.encode(image, box)
-        return self.search_vectors(vectors, k) if vectors.ndim == 2 else self.search_vector(vectors, k)
+        verify = self._resolve_verify(verify)
+        is_list = isinstance(image, list | tuple)
+        queries = self._encode(_as_list(image, box), box)
+        answers = self.search_queries(queries, k, verify=verify, filter=filter)
+        return answers if is_list else answers[0]
+
+    def search_queries(
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        *,
+        verify: bool | None = None,
+        filter: FilterLike | None = None,
+    ) -> list[Answer]:
+        """The answers for images that `encode_query` encoded, together in less time than alone."""
+        _check_k(k)
+        verify = self._resolve_verify(verify)
+        if not queries:
+            return []
+        chosen = as_filter(filter)
+        allowed = None if chosen is None else self._shards.allow(chosen)
+        vectors = np.stack([query.vector for query in queries])
+        count = max(k, SHORTLIST) if verify else k
+        similarity, image_ids = self._shards.find(vectors, count, allowed=allowed)
+        return [
+            self._verify(query, ids, values, k) if verify else Answer(self._shards.describe(ids, values))
+            for query, ids, values in zip(queries, image_ids, similarity, strict=True)
+        ]
+
+    def _verify(self, query: Query, image_ids: np.ndarray, similarity: np.ndarray, k: int) -> Answer:
+        if query.points is None:
+            raise InputError("a query without points cannot be verified: its encoder has no model for them")
+        candidates = gather_evidence(self._shards, query.points, image_ids, similarity)
+        ranked = candidates.rank(self.calibration, k)
+        return Answer(add_evidence(self._shards, ranked), verified=True)
+
+    def _resolve_verify(self, verify: bool | None) -> bool:
+        if verify and not self.can_verify:
+            raise InputError(
+                f"{self.run_url} version {self.version} has no points to verify by: search without --verify "
+                "(verify=False), or index the images again into another run folder"
+            )
+        return self.can_verify if verify is None else verify
+
+    def encode_query(self, image: ImageLike, box: Box | None = None) -> Query:
+        """What `search_queries` takes for an image; raises like `search`."""
+        return self._encode([image], box)[0]
 
     def encode(self, image: ImageLike | Images, box: Box | None = None) -> np.ndarray:
         """The vector of an image: (D,) float32 of unit length; of a list of N images (N, D).
 
         The inner product of two vectors is their images' similarity. Raises like `search`.
         """
-        if not isinstance(image, list | tuple):
-            first: np.ndarray = self._encode([image], box)[0]
-            return first
-        if not image:
-            raise ValueError("the list of images is empty")
-        if box is not None:
-            raise ValueError(f"a box goes with one image, got a list of {len(image)}")
-        return self._encode(image, None)
+        queries = self._encode(_as_list(image, box), box)
+        vectors = np.stack([query.vector for query in queries])
+        if isinstance(image, list | tuple):
+            return vectors
+        first: np.ndarray = vectors[0]
+        return first
 
     def search_vector(self, vector: np.ndarray | Sequence[float], k: int = 10) -> list[Hit]:
-        """The `k` most similar images for a (D,) vector, as `encode` gives it."""
+        """The `k` most similar images for a (D,) vector, as `encode` gives it; by vectors alone."""
         return self.search_vectors(np.asarray(vector, dtype=np.float32)[None], k)[0]
 
     def search_vectors(self, vectors: np.ndarray | Sequence[np.ndarray], k: int = 10) -> list[list[Hit]]:
@@ -120,10 +212,10 @@ class Index:
         """The JPEG thumbnail of an indexed image, None when there is none."""
         return self._shards.thumbnail(image_id)
 
-    def _encode(self, images: Sequence[ImageLike], box: Box | None) -> np.ndarray:
+    def _encode(self, images: Sequence[ImageLike], box: Box | None) -> list[Query]:
         if box is not None:
             check_box(box)
-        vectors: list[np.ndarray] = []
+        queries: list[Query] = []
         for start in range(0, len(images), IMAGES_AT_ONCE):
             files, prepared = [], []
             group = range(start, min(start + IMAGES_AT_ONCE, len(images)))
@@ -134,8 +226,9 @@ class Index:
                 for place, data in zip(group, files, strict=True):
                     with _naming_image(images, place):
                         prepared.append(self._encoder.preprocessor.prepare(data, box))
-                vectors += [encoded.vector for encoded in self._encoder.encode_prepared(prepared)]
-        return np.stack(vectors)
+                encoded = self._encoder.encode_prepared(prepared)
+                queries += [make_query(one, self._encoder) for one in encoded]
+        return queries
 
 
 def open_index(
@@ -166,7 +259,14 @@ def open_index(
     cache = FileCache(cache_folder)
     shards = ShardGroup(run.store, published.manifest, threads=threads, cache=cache)
     encoder = ImageEncoder.from_parts(parts)
-    return Index(published.number, encoder, shards, run_url=run.url, threads=threads)
+    return Index(
+        published.number,
+        encoder,
+        shards,
+        run_url=run.url,
+        threads=threads,
+        calibration=published.calibration,
+    )
 
 
 def load_encoder(store: Store, manifest: IndexManifest, *, device: str | None = None) -> ImageEncoder:
@@ -181,6 +281,16 @@ def _load_parts(store: Store, manifest: IndexManifest, device: str | None) -> di
     require_device(numerics["device"])
     parts["encoder"] = ModelPart(arrays, {**metadata, "numerics": numerics})
     return parts
+
+
+def _as_list(image: ImageLike | Images, box: Box | None) -> Sequence[ImageLike]:
+    if not isinstance(image, list | tuple):
+        return [image]
+    if not image:
+        raise ValueError("the list of images is empty")
+    if box is not None:
+        raise ValueError(f"a box goes with one image, got a list of {len(image)}")
+    return image
 
 
 def _check_k(k: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckn_scale.core.calibration import Calibration
 from ckn_scale.errors import InputError
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.run_folder import RunFolder
@@ -15,6 +16,14 @@ class PublishedVersion:
     number: int
     manifest: IndexManifest
     record: Version  # as published: build, certificate, …
+
+    @property
+    def calibration(self) -> Calibration:
+        """How its evidence is judged: as its certificate measured, or by the defaults."""
+        measured = self.record.certificate.evidence
+        if measured is None:
+            return Calibration()
+        return Calibration(measured.thresholds, measured.slope, measured.middle)
 
 
 def latest_version_number(run: RunFolder) -> int:

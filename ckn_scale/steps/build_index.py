@@ -102,8 +102,10 @@ class BuildIndex(Step):
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
 
-    def _collect_points(self, covered: Sequence[Commit], vectors: pa.Table) -> bytes:
-        """The points of these images, as a file that searches read."""
+    def _collect_points(self, covered: Sequence[Commit], vectors: pa.Table) -> bytes | None:
+        """The points of these images, as a file that searches read; None where the run keeps none."""
+        if self.settings.points.max_points == 0:
+            return None
         files = (commit.files[DESCRIPTORS_STAGE] for commit in covered)
         points = pa.concat_tables(read_table(self.run.store, file) for file in files)
         return serialise_points(vectors, points)

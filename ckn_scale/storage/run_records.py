@@ -137,6 +137,29 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class MeasuredEvidence:
+    """How evidence is judged: fitted on half of the queries, and what the other half said about it.
+
+    Random pairs are planted views beside other images, drawn by hash; JSON makes their counts' keys text.
+    """
+
+    pairs: Mapping[str, int] = field(default_factory=dict)  # random pairs by inliers, of the first half
+    other_pairs: Mapping[str, int] = field(default_factory=dict)  # of the other half
+    strengths: Mapping[str, int] = field(default_factory=dict)  # random pairs by strength, in quarters
+    thresholds: Mapping[str, int] = field(default_factory=dict)  # inliers of a match by false-alarm rate
+    slope: float = 0.0  # of the curve from strength to score
+    middle: float = 0.0
+    real: int = 0  # of the first half's pairs, taken for images that do show the same
+    false_alarms: int = 0  # of the other half's pairs, at or above the threshold of 1 in 1,000
+    planted: int = 0  # views of the other half
+    matched: int = 0  # of them, that are a match with their original
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> MeasuredEvidence:
+        return cls(**{one.name: body[one.name] for one in fields(cls) if one.name in body})
+
+
+@dataclass(frozen=True)
 class Certificate:
     """How a version answered queries whose answer is known; the gate that it had to pass.
 
@@ -168,13 +191,17 @@ class Certificate:
     encoder: str = ""  # what made the vectors
     outcomes: StoredFile | None = None  # of every query, for the next version
     shortlist: Mapping[str, Any] = field(default_factory=dict)  # of short codes: what was chosen and is kept
+    evidence: MeasuredEvidence | None = None  # None where the run has no points
+    recall: float | None = None  # of `recall_k` nearest by exact search, that the index finds among its own
+    recall_k: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Certificate:
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
         outcomes = StoredFile(**known.pop("outcomes")) if known.get("outcomes") else None
+        evidence = MeasuredEvidence.from_body(known.pop("evidence")) if known.get("evidence") else None
         known.setdefault("everywhere", known.get("queries", 0))  # records before it was counted
-        return cls(**{**known, "outcomes": outcomes})
+        return cls(**{**known, "outcomes": outcomes, "evidence": evidence})
 
     def to_body(self) -> dict[str, Any]:
         return asdict(self)

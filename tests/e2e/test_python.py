@@ -31,8 +31,10 @@ def test_the_readme_runs_as_a_script_without_a_main_guard(photos, user_env, tmp_
         [sys.executable, "script.py"], cwd=tmp_path, env=user_env, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stderr
-    hits, last = result.stdout.splitlines()[:5], result.stdout.splitlines()[-1]
-    assert all(re.fullmatch(r"-?\d\S* \S+\.jpg {}", line) for line in hits), result.stdout
+    verdict, *hits = result.stdout.splitlines()[:6]
+    last = result.stdout.splitlines()[-1]
+    assert verdict == "found"
+    assert all(re.fullmatch(r"(True|False) \d\S* \d+ \S.* \S+\.jpg {}", line) for line in hits), result.stdout
     assert last.startswith("['coffee-tilt.jpg', 'rocket-tilt.jpg'] 2 IndexReport(run=")
     assert "version=1, states={'ok': 21, 'truncated': 1}, shards_done={'sample_patches': " in last
     assert re.search(r"<Index '\S+/run' version 1: 21 images, \d+ dimensions>$", last)

@@ -11,6 +11,7 @@ import pytest
 from photo_runs import OVERRIDES, digests_of, index_here, parse, read_commits, tiny_options
 
 import ckn_scale
+from ckn_scale.core.augmentations import render_view
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
 from ckn_scale.storage.run_folder import RunFolder
@@ -116,7 +117,7 @@ def test_kept_columns_travel_to_the_hits(photos, reference, command_line, tmp_pa
     found = parse(command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1", "--json"))
     assert found["results"][0]["hits"][0]["columns"] == {"title": "title of coffee.jpg", "price": 12}
     plain = command_line("search", tmp_path / "run", photos / "coffee.jpg", "-k", "1").stdout
-    assert plain.splitlines()[1].endswith("/coffee.jpg  title=title of coffee.jpg  price=12")
+    assert plain.splitlines()[2].endswith("/coffee.jpg  title=title of coffee.jpg  price=12")
 
 
 def test_search_asks_for_several_images_and_for_a_part_of_one(photos, reference, command_line, tmp_path):
@@ -139,6 +140,33 @@ def test_search_asks_for_several_images_and_for_a_part_of_one(photos, reference,
     for box, name in (("0,0,600,400", "coffee"), ("600,0,1200,400", "rocket")):
         found = parse(command_line("search", reference, tmp_path / "two.jpg", "--box", box, "--json"))
         assert f"/{name}" in found["results"][0]["hits"][0]["uri"]
+
+
+def test_search_says_what_is_found_and_that_nothing_is(photos, reference, command_line, tmp_path):
+    turned = render_view(read_photo("coffee"), "turn", 5)
+    (tmp_path / "planted.jpg").write_bytes(encode_jpeg(turned, 85))
+    (tmp_path / "unrelated.jpg").write_bytes(encode_jpeg(read_photo("retina"), 90))
+    asked = [tmp_path / "planted.jpg", tmp_path / "unrelated.jpg"]
+    planted, unrelated = parse(command_line("search", reference, *asked, "-k", "4", "--json"))["results"]
+    assert [planted["found"], unrelated["found"]] == [True, False]
+    best = planted["hits"][0]
+    assert best["uri"].endswith(("/coffee.jpg", "/coffee-tilt.jpg"))
+    assert best["match"] is True
+    x1, y1, x2, y2 = best["box"]
+    assert 0 <= x1 < x2
+    assert 0 <= y1 < y2
+    assert len(unrelated["hits"]) == 4
+    assert not any(hit["match"] for hit in unrelated["hits"])
+    said = command_line("search", reference, *asked, "-k", "4").stdout
+    assert "found: " in said
+    assert "nothing found (a match has ≥ " in said
+    assert "1 in 1,000,000 pairs of unrelated images" in said
+    plain = parse(command_line("search", reference, asked[0], "--no-verify", "--json"))["results"][0]
+    assert "found" not in plain
+    assert plain["hits"][0].keys() == {"image_id", "uri", "score", "columns"}
+    wrong = command_line("search", reference, asked[0], "--filter", "year>2000")
+    assert wrong.returncode == 2
+    assert "no such column" in wrong.stderr
 
 
 @pytest.mark.parametrize("box", ["10,10", "1,2,3,x", "9,0,3,5", "0,0,nan,5"])

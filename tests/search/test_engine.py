@@ -18,12 +18,19 @@ from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import latest_version_number, open_version
 from ckn_scale.storage.run_folder import RunFolder
 
+NO_POINTS = {
+    "frames": np.empty((0, 9), np.uint8),
+    "words": np.empty(0, np.uint16),
+    "codes": np.empty((0, 16), np.uint8),
+}
+
 
 class PixelEncoder:
     """Stands in for the real one: the image's first pixels are its vector."""
 
     def __init__(self):
         self.preprocessor = self
+        self.points = None
         self.groups = []
 
     def prepare(self, data, box=None):
@@ -38,7 +45,10 @@ class PixelEncoder:
 
     def encode_prepared(self, prepared):
         self.groups.append(len(prepared))
-        return [SimpleNamespace(vector=pixels / np.linalg.norm(pixels)) for pixels in prepared]
+        return [
+            SimpleNamespace(vector=pixels / np.linalg.norm(pixels), width_px=8, height_px=8, **NO_POINTS)
+            for pixels in prepared
+        ]
 
 
 def draw(image_id: int) -> np.ndarray:

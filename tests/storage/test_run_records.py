@@ -33,6 +33,20 @@ CERTIFICATE = {
     "draw": "0123456789abcdef",
     "encoder": "cd",
     "outcomes": FILE,
+    "evidence": {
+        "pairs": {"0": 90, "3": 10},
+        "other_pairs": {"1": 100},
+        "strengths": {"-30": 100},
+        "thresholds": {"1e-03": 6, "1e-04": 8, "1e-06": 11},
+        "slope": 1.5,
+        "middle": -5.0,
+        "real": 0,
+        "false_alarms": 0,
+        "planted": 8,
+        "matched": 7,
+    },
+    "recall": 0.99,
+    "recall_k": 10,
 }
 BODY = {
     "build": "b",

@@ -58,9 +58,9 @@ def test_stricter_rates_ask_for_more():
 
 def test_scores_rise_from_random_pairs_to_planted_views():
     rng = np.random.default_rng(0)
-    random, planted = rng.uniform(0, 0.1, 400), rng.uniform(5, 200, 100)
+    random, planted = rng.uniform(-10, -7, 400), rng.uniform(-3, 4, 100)
     fitted = fit_calibration({2: 400}, planted, random)
-    scores = fitted.score(np.array([0.0, 0.1, 1, 5, 20, 200]))
+    scores = fitted.score(np.array([-10.0, -7, -6, -4, -3, 4]))
     assert (np.diff(scores) > 0).all()
     assert scores[1] < 0.1
     assert scores[4] > 0.9

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from synthetic_points import OTHER_SIZE, SIZE, TRANSFORM, make_candidates, make_frames, make_query, pack
 
 from ckn_scale.core import evidence as core_evidence
-from ckn_scale.core.encoder import EncodedImage, pack_frames, unpack_frames
+from ckn_scale.core.encoder import EncodedImage, unpack_frames
 from ckn_scale.core.evidence import (
     MATCHED_ASSIGNMENTS,
-    QueryPoints,
     choose_head,
     join_evidence,
     make_query_points,
@@ -18,54 +18,7 @@ from ckn_scale.core.evidence import (
     score_shortlist,
     verify_head,
 )
-from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.selective_matching import NUM_ASSIGNMENTS, PointSets
-
-SIZE, OTHER_SIZE = (640, 480), (500, 400)
-TRANSFORM = np.array([[0.5, -0.2, 90.0], [0.2, 0.5, 40.0], [0, 0, 1]])
-
-
-def make_frames(rng: np.random.Generator, count: int, size_px: tuple[int, int]) -> np.ndarray:
-    frames = np.empty((count, 2, 3), np.float32)
-    angles = rng.uniform(0, 2 * np.pi, count)
-    turns = np.stack([np.cos(angles), -np.sin(angles), np.sin(angles), np.cos(angles)], axis=1)
-    frames[:, :, :2] = rng.uniform(4, 12, (count, 1, 1)) * turns.reshape(-1, 2, 2)
-    frames[:, :, 2] = rng.uniform(10, np.array(size_px) - 10, (count, 2))
-    return frames
-
-
-def pack(frames: np.ndarray, size_px: tuple[int, int]) -> np.ndarray:
-    return pack_frames(Keypoints(frames, np.ones(len(frames), np.float32)), *size_px)
-
-
-def make_query(count: int = 200, seed: int = 0) -> QueryPoints:
-    rng = np.random.default_rng(seed)
-    words = rng.integers(0, 100, (count, 1)).astype(np.uint16)
-    codes = rng.integers(0, 256, (count, 1, 16), np.uint8)
-    frames = unpack_frames(pack(make_frames(rng, count, SIZE), SIZE), *SIZE).frames
-    return QueryPoints(words, codes, frames, SIZE)
-
-
-def make_candidates(
-    query: QueryPoints, shared: list[int], others: int = 150
-) -> tuple[PointSets, np.ndarray, np.ndarray]:
-    """Candidates that share so many points with the query, where `TRANSFORM` puts them, and have others."""
-    words, codes, frames = [], [], []
-    for number, count in enumerate(shared):
-        rng = np.random.default_rng(number + 1)
-        there = np.empty((count, 2, 3), np.float32)
-        there[:, :, :2] = TRANSFORM[:2, :2] @ query.frames[:count, :, :2]
-        there[:, :, 2] = query.frames[:count, :, 2] @ TRANSFORM[:2, :2].T + TRANSFORM[:2, 2]
-        word = np.concatenate([query.words[:count, 0], rng.integers(0, 100, others).astype(np.uint16)])
-        code = np.concatenate([query.codes[:count, 0], rng.integers(0, 256, (others, 16), np.uint8)])
-        frame = np.concatenate([there, make_frames(rng, others, OTHER_SIZE)])
-        order = np.argsort(word, kind="stable")
-        words.append(word[order])
-        codes.append(code[order])
-        frames.append(pack(frame[order], OTHER_SIZE))
-    offsets = np.cumsum([0, *(len(one) for one in words)])
-    sizes = np.tile(OTHER_SIZE, (len(shared), 1))
-    return PointSets(np.concatenate(words), np.concatenate(codes), offsets), np.concatenate(frames), sizes
 
 
 def test_verify_head_finds_the_transform_of_what_is_shared():
@@ -144,13 +97,21 @@ def test_few_matches_are_kept_by_their_distance(monkeypatch):
 
 
 def test_the_head_is_the_best_and_ties_go_by_id():
-    ids, scores = np.array([9, 4, 7, 2]), np.array([0.5, 0.1, 0.5, 0.9])
-    assert ids[choose_head(ids, scores, 3)].tolist() == [2, 7, 9]
+    ids, selective = np.array([9, 4, 7, 2]), np.array([0.5, 0.1, 0.5, 0.9])
+    assert ids[choose_head(ids, np.full(4, 0.3), selective, 3)].tolist() == [2, 7, 9]
+    assert ids[choose_head(ids, np.array([0.3, 0.9, 0.3, 0.3]), np.full(4, 0.1), 2)].tolist() == [4, 2]
 
 
-def test_inliers_lead_and_chance_does_not_count():
-    strength = join_evidence(np.zeros(4), np.array([0.3, 0.1, 0.2, 0.0]), np.array([0, 3, 30, 8]))
-    assert np.argsort(-strength).tolist() == [2, 3, 0, 1]
+def test_strength_grows_with_each_kind_of_evidence_and_is_finite_without_any():
+    one, zero = np.array([0.3]), np.zeros(1)
+    base = join_evidence(one, one, np.array([5]))
+    for more in (
+        join_evidence(2 * one, one, np.array([5])),
+        join_evidence(one, 2 * one, np.array([5])),
+        join_evidence(one, one, np.array([6])),
+    ):
+        assert more > base
+    assert np.isfinite(join_evidence(-one, zero, np.array([0])))
 
 
 def test_evidence_moves_to_the_pixels_of_the_originals():
