@@ -27,8 +27,8 @@ from ckn_scale.core.selective_matching import (
     NUM_ASSIGNMENTS,
     PointSets,
     TentativeMatches,
+    aggregate_points,
     encode_query,
-    make_query,
     match_points,
     score_points,
 )
@@ -50,14 +50,21 @@ class QueryPoints:
     frames: np.ndarray  # (N, 2, 3) float32, in pixels of `size_px`
     size_px: tuple[int, int]  # width, height
     original: np.ndarray = field(default_factory=lambda: np.eye(3))  # (3, 3): its pixels → the user's
+    num_scored: int = NUM_ASSIGNMENTS  # words of a point that scores look at; matches look at all of them
 
     def __len__(self) -> int:
         return len(self.words)
 
+    @property
+    def scored(self) -> PointSets:
+        """The assignments that scores look at, point by point."""
+        words, codes = self.words[:, : self.num_scored], self.codes[:, : self.num_scored]
+        return PointSets(words.ravel(), codes.reshape(words.size, codes.shape[-1]), np.array([0, words.size]))
+
     @cached_property
     def aggregated(self) -> PointSets:
-        """One code a word. Scores are best with fewer words a point than matches."""
-        return make_query(self.words[:, :NUM_ASSIGNMENTS], self.codes[:, :NUM_ASSIGNMENTS])
+        """One code a word."""
+        return aggregate_points(self.scored)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from synthetic_points import OTHER_SIZE, SIZE, TRANSFORM, make_candidates, make_frames, make_query, pack
@@ -37,7 +39,8 @@ def test_a_query_matches_by_more_words_than_it_is_scored_by():
     centroids = rng.normal(size=(40, 128)).astype(np.float32)
     descriptors = rng.normal(size=(30, 128)).astype(np.float32)
     frames = pack(make_frames(rng, 30, SIZE), SIZE)
-    encoded = EncodedImage(np.zeros(4), *SIZE, frames, np.zeros(30), np.zeros((30, 16)), descriptors)
+    points = {"words": np.zeros(30), "codes": np.zeros((30, 16)), "descriptors": descriptors}
+    encoded = EncodedImage(np.zeros(4), *SIZE, original_size_px=SIZE, frames=frames, **points)
     query = make_query_points(encoded, centroids)
     assert query.words.shape == (30, MATCHED_ASSIGNMENTS)
     assert query.codes.shape == (30, MATCHED_ASSIGNMENTS, 16)
@@ -45,7 +48,7 @@ def test_a_query_matches_by_more_words_than_it_is_scored_by():
     np.testing.assert_array_equal(query.frames, unpack_frames(frames, *SIZE).frames)
     few = make_query_points(encoded, centroids[:2])
     assert few.words.shape == (30, 2)
-    empty = EncodedImage(np.zeros(4), *SIZE, frames[:0], *(np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0))))
+    empty = replace(encoded, frames=frames[:0], descriptors=np.zeros((0, 0)))
     assert len(make_query_points(empty, centroids)) == 0
 
 
