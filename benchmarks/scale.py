@@ -207,7 +207,7 @@ def scan_generated(rows: int) -> dict[str, Any]:
         scan.shortlist(vectors[:1], DEPTH, K)
         spent = [spent_ms(lambda s=scan, q=query: s.shortlist(q[None], DEPTH, K)) for query in vectors[:16]]
         result[kind] = {"scan_ms": float(np.median(spent)), "memory_bytes": memory.bytes}
-        predicted = CodeScan.predict_memory(rows, quantiser.code_bytes)
+        predicted = CodeScan.predict_memory(rows, quantiser.code_bytes, lists)
         result[kind]["predicted_to_actual"] = predicted / memory.bytes
         del codes
     return result

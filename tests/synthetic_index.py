@@ -12,6 +12,7 @@ import pyarrow as pa
 from ckn_scale.core.short_codes import learn_quantiser, sketch
 from ckn_scale.core.vector_codes import SignCodec
 from ckn_scale.core.vector_index import StoredIndex, build_exact, build_signs
+from ckn_scale.schemas import THUMBNAILS
 from ckn_scale.storage.index_files import (
     IndexManifest,
     ShortCodes,
@@ -24,8 +25,9 @@ from ckn_scale.storage.index_files import (
 )
 from ckn_scale.storage.models import save_model
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.run_records import Version
+from ckn_scale.storage.run_folder import ENCODE_IMAGES, THUMBNAILS_STAGE, RunFolder
+from ckn_scale.storage.run_records import PlanSource, Segment, Version
+from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
 
 DIM = 16
@@ -61,6 +63,8 @@ def publish_synthetic(
     run = RunFolder.create(str(url), {"synthetic": True})
     attempt = new_attempt()
     folder = run.index_folder("b", attempt)
+    if run.plan.latest() is None:
+        commit_thumbnails(run, len(vectors))
     parts = np.array_split(np.arange(len(vectors)), num_shards if cuts is None else cuts)
     shards = tuple(
         write_index_shard(
@@ -78,6 +82,21 @@ def publish_synthetic(
     manifest = IndexManifest(f"b-{attempt}", DIM, rows, models or {}, shards, kind, tombstones=tombstones)
     file = write_manifest(run.store, folder, manifest)
     return SyntheticIndex(run, vectors, manifest, record_version(run, manifest.build, file))
+
+
+def commit_thumbnails(run: RunFolder, num_images: int, generation: int = 1, prefix: bytes = b"jpeg") -> None:
+    """A plan and the thumbnails of its images in two shards, as far as searches look at them; 0 has none."""
+    size = -(-num_images // 2)
+    if generation == 1:
+        none = StoredFile("none", "0" * 64, 0)
+        source = PlanSource(("photos",), 1, "0" * 64, "")
+        run.plan.create(Segment(1, 0, num_images, 0, size, (), none, none, source, (), {}))
+    for shard in range(2):
+        ids = [one for one in range(shard * size, min((shard + 1) * size, num_images)) if one]
+        table = pa.table([ids, [prefix + b"-%d" % one for one in ids]], schema=THUMBNAILS)
+        file = run.write_table(THUMBNAILS_STAGE, shard, new_attempt(), table)
+        files, attempt = {THUMBNAILS_STAGE: file}, new_attempt()
+        run.commits(ENCODE_IMAGES).commit(Commit(ENCODE_IMAGES, shard, generation, attempt, "f", files))
 
 
 def make_index(vectors: np.ndarray, ids: np.ndarray, kind: str) -> StoredIndex:
@@ -107,8 +126,7 @@ def record_version(run: RunFolder, build: str, file: StoredFile) -> int:
 
 def side_rows(ids: np.ndarray) -> pa.Table:
     uris = [f"photos/{image_id:04d}.jpg" for image_id in ids]
-    thumbnails = [None if image_id == 0 else b"jpeg-%d" % image_id for image_id in ids]
     kept = pa.table(
         {"label": [f"label {image_id}" for image_id in ids]}, schema=pa.schema([("label", pa.string())])
     )
-    return make_side_table(pa.array(ids, pa.int64()), uris, thumbnails, kept)
+    return make_side_table(pa.array(ids, pa.int64()), uris, kept)

@@ -184,9 +184,9 @@ class CodeScan:
         self._index = faiss.IndexIVFPQFastScan(plain)
 
     @staticmethod
-    def predict_memory(rows: int, code_bytes: int) -> int:
-        """Bytes that opening so many rows takes at its peak: codes and positions twice, while packed."""
-        return 2 * rows * (code_bytes + 8)
+    def predict_memory(rows: int, code_bytes: int, lists: int) -> int:
+        """Bytes that opening so many rows takes at its peak: as they come, packed, and one list under way."""
+        return rows * (2 * (code_bytes + 8) + code_bytes // max(1, lists))
 
     def score(
         self, queries: np.ndarray, count: int, allowed: RowMask | None = None, *, everywhere: bool = False

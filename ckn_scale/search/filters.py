@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.errors import InputError
-from ckn_scale.storage.index_files import SIDE_COLUMNS
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
@@ -39,7 +38,6 @@ _WORDS = {
     pa.float64(): "numbers",
     pa.string(): "text",
 }
-_UNSEEN = SIDE_COLUMNS.field("thumbnail").name
 
 Value: TypeAlias = bool | int | float | str
 
@@ -63,9 +61,9 @@ class Condition:
 
     def evaluate(self, table: pa.Table) -> pa.ChunkedArray:
         """(rows,) bool or null over a side table; InputError for a column or value that does not fit it."""
-        names = [name for name in table.column_names if name != _UNSEEN]
-        if self.column not in names:
-            raise InputError(f"{self}: the index has no such column; it has {', '.join(names)}")
+        if self.column not in table.column_names:
+            there = ", ".join(table.column_names)
+            raise InputError(f"{self}: the index has no such column; it has {there}")
         column = table.column(self.column)
         if isinstance(self.value, tuple):
             values = [self._read(value, column.type) for value in self.value]

@@ -17,6 +17,7 @@ from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shortlist import Shortlist, open_codes
+from ckn_scale.search.thumbnails import Thumbnails
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
 from ckn_scale.storage.point_files import PointFile
 from ckn_scale.storage.store import Store
@@ -107,6 +108,7 @@ class ShardGroup:
         self._first_ids = [shard.first_id for shard in held]
         gone = read_ids(store, manifest.tombstones)
         self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
+        self._thumbnails = Thumbnails(store, cache)
         self._shortlist: Shortlist | None = None
         if manifest.short_codes is not None and held:
             scan = open_codes(store, manifest, manifest.short_codes, held, cache)
@@ -186,8 +188,7 @@ class ShardGroup:
 
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
-        found = self._find(image_id)
-        return None if found is None else found[0].table.column("thumbnail")[found[1]].as_py()
+        return None if self._find(image_id) is None else self._thumbnails.read(image_id)
 
     def _find(self, image_id: int) -> tuple[OpenShard, int] | None:
         """The shard whose range of ids holds the image, and its position there."""

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ckn_scale.search.shard import OpenShard
 
 QUANTISER = "quantiser"  # its name as a model
-FIXED_BYTES = 16 * 2**20  # quantiser, libraries
+FIXED_BYTES = 14 * 2**20  # quantiser, libraries
 ID_BYTES = 3 * 8  # of a row: FAISS's, the shard's and the group's
 
 
-def predict_memory(rows: int, code_bytes: int) -> int:
+def predict_memory(rows: int, code_bytes: int, lists: int = 0) -> int:
     """Bytes of memory that opening so many rows with short codes takes, at its peak; files are mapped."""
-    return FIXED_BYTES + rows * ID_BYTES + CodeScan.predict_memory(rows, code_bytes)
+    return FIXED_BYTES + rows * ID_BYTES + CodeScan.predict_memory(rows, code_bytes, lists)
 
 
 class Shortlist:

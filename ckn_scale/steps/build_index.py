@@ -37,7 +37,7 @@ from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
 from ckn_scale.storage.point_files import serialise_points
 from ckn_scale.storage.records import new_attempt
-from ckn_scale.storage.run_folder import BUILD_INDEX, DESCRIPTORS_STAGE, THUMBNAILS_STAGE, VECTORS_STAGE
+from ckn_scale.storage.run_folder import BUILD_INDEX, DESCRIPTORS_STAGE, VECTORS_STAGE
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
@@ -52,7 +52,7 @@ class BuildIndex(Step):
 
     name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
-    version = 5
+    version = 6
 
     @cached_property
     def plan(self) -> PlanReader:
@@ -111,17 +111,11 @@ class BuildIndex(Step):
         return serialise_points(vectors, points)
 
     def _make_side_table(self, covered: Sequence[Commit], ids: pa.ChunkedArray) -> pa.Table:
-        """What the index has beside the vectors of these images: URIs, thumbnails and kept columns."""
+        """What the index has beside the vectors of these images: URIs and kept columns."""
         planned = pa.concat_tables(self.plan.read_table(commit.shard_id) for commit in covered)
-        thumbnails = pa.concat_tables(
-            read_table(self.run.store, commit.files[THUMBNAILS_STAGE]) for commit in covered
-        )
-        rows, shown = (
-            table.take(pc.index_in(ids, table.column("image_id").combine_chunks()))
-            for table in (planned, thumbnails)
-        )
+        rows = planned.take(pc.index_in(ids, planned.column("image_id").combine_chunks()))
         kept = rows.drop_columns(PLANNED_IMAGES.names)
-        return make_side_table(ids, rows.column("uri"), shown.column("jpeg"), kept)
+        return make_side_table(ids, rows.column("uri"), kept)
 
 
 def make_index(vectors: pa.Table) -> StoredIndex:

@@ -319,7 +319,7 @@ def describe_choice(step: MeasureShortlist, choice: Choice, kind: str, *, used: 
         "tuned_on": choice.tuned_on,
         "target": KEPT,
         "bytes_per_row": quantiser.code_bytes + 4,
-        "memory_bytes": predict_memory(rows, quantiser.code_bytes),
+        "memory_bytes": predict_memory(rows, quantiser.code_bytes, quantiser.num_lists),
         "learned_from": max((commit.report["vectors"] for commit in made), default=0),
     }
 

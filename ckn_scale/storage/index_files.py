@@ -1,7 +1,7 @@
 """One index build as files: an immutable folder of shards and the manifest that names them.
 
     <folder>/shard-00000.faiss   vectors with global ids, opened memory-mapped
-    <folder>/shard-00000.arrow   the same rows: image_id, uri, thumbnail, kept columns (Arrow IPC, mapped)
+    <folder>/shard-00000.arrow   the same rows: image_id, uri, kept columns (Arrow IPC, mapped)
     <folder>/shard-00000.codes   the same rows: short codes and their lists, for a shortlist (some builds)
     <folder>/shard-00000.ids     the same rows: their ids alone, int64
     <folder>/shard-00000.points  the same rows: their points, for matching (see point_files.py)
@@ -31,8 +31,8 @@ from ckn_scale.storage.stored_files import StoredFile, read_file, write_file
 
 MANIFEST_FORMAT = 3
 METRIC = "inner_product"
-SIDE_COLUMNS = pa.schema([("image_id", pa.int64()), ("uri", pa.string()), ("thumbnail", pa.binary())])
-ROWS_PER_BATCH = 4096  # keeps 32-bit offsets enough for thumbnails
+SIDE_COLUMNS = pa.schema([("image_id", pa.int64()), ("uri", pa.string())])
+ROWS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,10 @@ class IndexManifest:
 def make_side_table(
     image_ids: Sequence[int] | pa.Array,
     uris: Sequence[str] | pa.Array,
-    thumbnails: Sequence[bytes | None] | pa.Array | None = None,
     columns: pa.Table | None = None,
 ) -> pa.Table:
     """Rows of a side table in id order; `columns` are the user's own, one row per image."""
-    if thumbnails is None:
-        thumbnails = pa.nulls(len(image_ids), pa.binary())
-    table = pa.table([image_ids, uris, thumbnails], schema=SIDE_COLUMNS)
+    table = pa.table([image_ids, uris], schema=SIDE_COLUMNS)
     for name in columns.column_names if columns is not None else ():
         if name in table.column_names:
             raise ValueError(f"a kept column may not be named {name!r}: the side table has its own")

@@ -19,7 +19,7 @@ KEPT = pa.table(
     }
 )
 URIS = ["s3://a/1", "s3://a/2", "s3://ab/1", "x/s3://a/", "s3://a/ä"]
-TABLE = make_side_table([10, 20, 30, 40, 2**53 + 1], URIS, None, KEPT)
+TABLE = make_side_table([10, 20, 30, 40, 2**53 + 1], URIS, KEPT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from synthetic_index import publish_synthetic, random_units
+from synthetic_index import commit_thumbnails, publish_synthetic, random_units
 
 from ckn_scale.errors import CorruptData
 from ckn_scale.search import cache as cache_module
@@ -118,6 +118,22 @@ def test_thumbnails_come_by_id(index):
     assert group.thumbnail(60) is None
     np.testing.assert_array_equal(group.vector(59), index.vectors[59])
     assert group.vector(60) is None
+
+
+def test_a_thumbnail_written_again_is_found_and_a_damaged_one_is_refused(tmp_path):
+    index = publish_synthetic(tmp_path / "run", random_units(9), 2)
+    group = ShardGroup(index.run.store, index.manifest)
+    assert group.thumbnail(7) == b"jpeg-7"
+    commit_thumbnails(index.run, 9, generation=2, prefix=b"again")
+    assert [group.thumbnail(one) for one in (0, 1, 4, 5, 8)] == [
+        None, b"again-1", b"again-4", b"again-5", b"again-8",
+    ]  # fmt: skip
+    commit_thumbnails(index.run, 9, generation=3)
+    for path in (tmp_path / "run" / "thumbnails").iterdir():
+        path.write_bytes(b"damaged")
+    with pytest.raises(CorruptData, match=r"thumbnails/00001.* has sha256"):
+        group.thumbnail(7)
+    assert group.search(index.vectors[7:8], 1)[0][0].image_id == 7
 
 
 def test_a_group_holds_its_own_shards_only(index):

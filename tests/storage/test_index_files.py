@@ -126,10 +126,8 @@ def test_side_tables_of_another_form_are_refused(store):
     with pytest.raises(ValueError, match="must ascend"):
         write_index_shard(store, "index/b-1", 0, b"", side_rows(np.array([2, 1])))
     with pytest.raises(ValueError, match="may not be named 'uri'"):
-        make_side_table([1], ["a"], None, pa.table({"uri": ["b"]}))
+        make_side_table([1], ["a"], pa.table({"uri": ["b"]}))
 
 
-def test_thumbnails_and_kept_columns_may_be_missing():
-    table = make_side_table([1, 2], ["a", "b"])
-    assert table.column("thumbnail").to_pylist() == [None, None]
-    assert table.column_names == ["image_id", "uri", "thumbnail"]
+def test_kept_columns_may_be_missing():
+    assert make_side_table([1, 2], ["a", "b"]).column_names == ["image_id", "uri"]
