@@ -77,6 +77,8 @@ class PublishSettings(Closed):
     # used, or of those that the current version holds is lost since. What was published with its failures,
     # within the share or by --accept, is not held against a later append.
     max_failed_share: Share = 0.02
+    # `--sync` deletes nothing when more than this share of what a source had is gone from it.
+    max_gone_share: Share = 0.2
 
 
 class NumericsSettings(Closed):

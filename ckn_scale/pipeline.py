@@ -239,8 +239,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     current = find_published(candidate, built)
     if current is not None:
         return current
-    manifest = write_build_manifest(built)
-    drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current)
+    manifest = write_build_manifest(built, candidate.dead.ids)
+    drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current, candidate.dead.ids)
     draw = write_draw(run, drawn)
     driver.run_step(PlantQueries(run, manifest, draw))
     certified = driver.run_step(CertifyIndex(run, manifest, draw))

@@ -24,8 +24,11 @@ ImageState = Literal[
     "crashed",  # killed its process
     "timeout",  # not decoded and detected within its deadline
     "unreachable",  # its web host does not answer or refuses; may pass
+    "deleted",  # by `ckn-scale delete`, or gone from its source
+    "replaced",  # its source has other content under its URI by now, which is an image of its own
 ]
 IMAGE_STATES: tuple[str, ...] = get_args(ImageState)
+DEAD_STATES = ("deleted", "replaced")  # not failures, and in no version any more
 
 PLANNED_IMAGES = pa.schema(
     [

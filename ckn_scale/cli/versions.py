@@ -1,8 +1,10 @@
-"""Verbs about the published versions of a run: which there are, and back to an earlier one."""
+"""Verbs about the published versions of a run: which there are, back to one, the next without some images."""
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -62,8 +64,9 @@ def rollback(
 ) -> None:
     """Make an earlier version current again, as the next version; nothing is deleted.
 
-    Searches and servers follow it. `index` and `publish` publish the newest build again. Without N a second
-    call undoes the first, so give N in scripts.
+    Searches and servers follow it. Images that were deleted since are found again, until `index`, `publish`
+    or `delete` publishes the next version: that holds all of the plan but what was deleted. Without N a
+    second call undoes the first, so give N in scripts. Versions from before a purge cannot be restored.
 
     \b
     ckn-scale versions run/
@@ -80,3 +83,54 @@ def rollback(
         return
     restored = current.restores or number
     print(f"version {current.number} is current: {current.rows} images, those of version {restored}")
+
+
+def delete(
+    run: Run,
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="[IDS]...", help="Ids of images, as hits have them.")
+    ] = None,
+    uris: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file of URIs, one a line; -: standard input.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the next version without some images. Takes seconds: nothing is rebuilt.
+
+    They stay out, also of later versions, though their source still has them; new content under the same
+    URI is a new image. `rollback` brings them back with the version that holds them, `purge` removes what
+    is kept of them. The certificate is that of the version before: without an image, others only rank
+    better.
+
+    \b
+    ckn-scale delete run/ 17 23
+    ckn-scale delete run/ --uris gone.txt
+    grep private uris.txt | ckn-scale delete run/ --uris -
+    """
+    from dataclasses import asdict
+
+    from ckn_scale.errors import InputError
+    from ckn_scale.runs.delete_images import delete_images
+    from ckn_scale.storage.run_folder import RunFolder
+
+    if not ids and uris is None:
+        raise InputError("no images were named: give their ids, or a file of URIs with --uris FILE")
+    report = delete_images(RunFolder.open(run), ids or [], _read_lines(uris) if uris else [])
+    if as_json:
+        print_json(asdict(report))
+        return
+    print(
+        f"{report.deleted} image{'s' if report.deleted != 1 else ''} deleted"
+        + (f", {report.already} {'were' if report.already != 1 else 'was'} before" if report.already else "")
+    )
+    if report.version is None:
+        print("no version published yet: the first one will be without them")
+    else:
+        empty = "" if report.rows else ": the index is empty, and searches find nothing"
+        print(f"version {report.version} is current: {report.rows} images{empty}")
+
+
+def _read_lines(name: str) -> list[str]:
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    lines = data.decode("utf-8", "surrogateescape").splitlines()
+    return [line for line in lines if line.strip()]

@@ -22,8 +22,9 @@ from ckn_scale.errors import CknScaleError, CorruptData, TransientStoreError
 from ckn_scale.schemas import IMAGE_STATES
 from ckn_scale.steps.draw_queries import read_draw
 from ckn_scale.storage.builds import number_index_shard
+from ckn_scale.storage.deletions import NO_IDS, find_tombstones
 from ckn_scale.storage.index_files import IndexManifest, IndexShard
-from ckn_scale.storage.plans import count_shards, list_replaced
+from ckn_scale.storage.plans import count_shards
 from ckn_scale.storage.point_files import read_point_ids
 from ckn_scale.storage.run_folder import VECTORS_STAGE, RunFolder, parse_data_path
 from ckn_scale.storage.run_records import Segment
@@ -109,8 +110,7 @@ class CurrentIndex:
     def __init__(
         self, manifest: IndexManifest, segments: Sequence[Segment], encoded: Mapping[int, Commit]
     ) -> None:
-        self.manifest, self.segments, self.encoded = manifest, segments, encoded
-        self.replaced, self.num_shards = list_replaced(segments), count_shards(segments)
+        self.manifest, self.encoded, self.num_shards = manifest, encoded, count_shards(segments)
         self._shards = {shard.shard: shard for shard in manifest.shards}
 
     def find(self, position: int, shards: range) -> HeldShard | None:
@@ -120,7 +120,7 @@ class CurrentIndex:
             return None
         shards = range(shards.start, min(shards.stop, self.num_shards))
         commits = [self.encoded[one] for one in shards if one in self.encoded]
-        number = number_index_shard(position, commits, self.segments, self.replaced) if commits else -1
+        number = number_index_shard(position, commits) if commits else -1
         return HeldShard(shard, self, shards, is_recent=number == number_of(shard.index))
 
 
@@ -137,22 +137,24 @@ class HeldShard:
         """What it has to hold, by the usable ids of each encoded shard; None when that is not known."""
         if not self.is_recent or any(shard_id not in usable for shard_id in self.shards):
             return None
-        return np.setdiff1d(np.concatenate([usable[one] for one in self.shards]), self.index.replaced)
+        expected: np.ndarray = np.concatenate([usable[one] for one in self.shards])
+        return expected
 
     def require_form(self, ids: np.ndarray) -> None:
-        """ValueError unless ids ascend, have the rows and range of the manifest, and none was replaced."""
+        """ValueError unless ids ascend and have the rows and range of the manifest."""
         if (np.diff(ids) <= 0).any():
             raise ValueError("its ids do not ascend")
         ends = (int(ids[0]), int(ids[-1])) if len(ids) else (-1, -1)
         if (len(ids), *ends) != (self.shard.rows, self.shard.first_id, self.shard.last_id):
             said = f"{self.shard.rows} rows, ids {self.shard.first_id} to {self.shard.last_id}"
             raise ValueError(f"it has {len(ids)} rows, ids {ends[0]} to {ends[1]}; the manifest says {said}")
-        if np.isin(ids, self.index.replaced).any():
-            raise ValueError("it holds images that were replaced")
 
     def read_index(self, data: bytes) -> np.ndarray:
         opened = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
         return wrap_index(opened, self.index.manifest.kind, self.index.manifest.dim).ids
+
+    def read_ids(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data, "<i8")
 
     def read_table(self, data: bytes) -> np.ndarray:
         ids: np.ndarray = pa.ipc.open_file(pa.BufferReader(data)).read_all().column("image_id").to_numpy()
@@ -171,8 +173,8 @@ def check_position(
     if held is None:
         return findings
     expected = held.expect_ids(usable)
-    shard, readers = held.shard, (held.read_index, held.read_table, read_point_ids)
-    for file, read_ids in zip((shard.index, shard.table, shard.points), readers, strict=True):
+    shard, readers = held.shard, (held.read_index, held.read_table, held.read_ids, read_point_ids)
+    for file, read_ids in zip((shard.index, shard.table, shard.ids, shard.points), readers, strict=True):
         if file is None:
             continue
         with _collect(findings, file.path, remedy):
@@ -180,6 +182,26 @@ def check_position(
             held.require_form(ids)
             expected = ids if expected is None else expected  # at least, all hold the same
             _require_ids(ids, expected)
+    return findings
+
+
+def check_tombstones(store: Store, manifest: IndexManifest, dead: np.ndarray, remedy: str) -> list[Finding]:
+    """The tombstones of a version are the dead images that its index shards hold."""
+    findings: list[Finding] = []
+    file = manifest.tombstones
+    with _collect(findings, file.path if file else manifest.shards[0].ids.path, remedy):
+        found = np.frombuffer(_read(store, file), "<i8") if file else NO_IDS
+        _require_ids(found, find_tombstones(store, manifest.shards, dead))
+    return findings
+
+
+def check_deletion(store: Store, file: StoredFile, num_planned: int, remedy: str) -> list[Finding]:
+    """A record of deletions names planned images, each once and in order."""
+    findings: list[Finding] = []
+    with _collect(findings, file.path, remedy):
+        ids = np.frombuffer(_read(store, file), "<i8")
+        if len(ids) and (ids[0] < 0 or ids[-1] >= num_planned or (np.diff(ids) <= 0).any()):
+            raise ValueError("its ids are not planned images in ascending order, each once")
     return findings
 
 

@@ -1,7 +1,8 @@
-"""Garbage: files of attempts that lost or were cut off, and of generations that were superseded.
+"""Garbage: files of lost attempts, of generations that were superseded, and of what was purged.
 
 A file goes only when its shard has a valid record that names another, and after a grace time: what
-has no record yet may be in flight.
+has no record yet may be in flight. `find_purged_files` needs no grace time: what it finds is older than the
+record that stands in its place.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ckn_scale.storage.run_folder import (
     is_of_sample,
     parse_data_path,
 )
+from ckn_scale.storage.run_records import Version
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
@@ -52,8 +54,14 @@ def _read_records(run: RunFolder) -> tuple[set[str], set[tuple[str, int]]]:
     for segment in run.plan.all():
         named.update(file.path for file in (*segment.files, segment.sample, segment.queries))
         recorded.update((stage, segment.number) for stage in (IMAGES_STAGE, SAMPLE_STAGE, QUERY_STAGE))
-    for version in run.versions.all():  # any of them, so that a rollback finds it
+    for version in list_restorable(run):
         with contextlib.suppress(CorruptData):
             shards = read_manifest(run.store, version.manifest).shards
             named.update(file.path for shard in shards for file in shard.files)
     return named, recorded
+
+
+def list_restorable(run: RunFolder) -> list[Version]:
+    """The versions that a rollback may ask for: those since the last purge."""
+    versions = run.versions.all()
+    return [one for one in versions if one.purge >= versions[-1].purge]

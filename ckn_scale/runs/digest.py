@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.errors import CorruptData
-from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.deletions import list_deleted, read_deletions
+from ckn_scale.storage.index_files import read_ids, read_manifest
 from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.run_folder import (
     DESCRIPTORS_STAGE,
@@ -39,6 +40,7 @@ def digest_run(run: RunFolder) -> dict[str, str]:
         "descriptors": digest_rows(_read_stage(run, DESCRIPTORS_STAGE)),
         "thumbnails": digest_rows(_read_stage(run, THUMBNAILS_STAGE)),
         "index": _digest_index(run),
+        "deletions": _digest_ids(list_deleted(run, read_deletions(run))),
     }
 
 
@@ -64,7 +66,13 @@ def _digest_index(run: RunFolder) -> str:
     )
     short = manifest.short_codes
     codes = [f"{short.kind} {short.depth} {short.probes} {short.quantiser.sha256}"] if short else []
-    return _digest_lines([f"{manifest.kind} {manifest.dim} {manifest.metric}", *codes, *shards])
+    tombstones = [_digest_ids(read_ids(run.store, manifest.tombstones))] if manifest.tombstones else []
+    head = f"{manifest.kind} {manifest.dim} {manifest.metric}"
+    return _digest_lines([head, *codes, *shards, *tombstones])
+
+
+def _digest_ids(ids: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 
 
 def _digest_lines(lines: Iterable[str]) -> str:

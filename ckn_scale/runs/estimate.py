@@ -326,7 +326,7 @@ def _rehearse(images: Sequence[PlannedImage], small: Settings, num_words: int) -
         record_generation(run, small)
         _do(EncodeImages(run), costs)
         segments, encoded = read_segments(run), run.commits(EncodeImages.name).committed()
-        numbers = number_index_shards(run, segments, encoded)
+        numbers = number_index_shards(run, segments, encoded, purge=None)
         build = BuildIndex(run, name_shards(numbers))
         _do(build, costs)
         manifest = write_build_manifest(build)

@@ -80,11 +80,15 @@ def _write_npy(folder: Path, manifest: IndexManifest, shards: Sequence[OpenShard
     with (folder / "vectors.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, form)
         for shard in shards:
-            for _, vectors in read_blocks(shard.index):
-                file.write(np.ascontiguousarray(vectors, "<f4").data)
-                done += len(vectors)
+            for rows, vectors in read_blocks(shard.index):
+                living = vectors[shard.living[rows]]
+                file.write(np.ascontiguousarray(living, "<f4").data)
+                done += len(living)
                 on_rows(done, manifest.rows)
-    np.save(folder / "ids.npy", np.concatenate([np.empty(0, np.int64), *(one.index.ids for one in shards)]))
+    np.save(
+        folder / "ids.npy",
+        np.concatenate([np.empty(0, np.int64), *(one.index.ids[one.living] for one in shards)]),
+    )
     _write_images(folder, shards)
 
 
@@ -97,17 +101,20 @@ def _write_parquet(
     with pq.ParquetWriter(folder / "vectors.parquet", images.append(vector)) as writer:
         for shard in shards:
             for rows, vectors in read_blocks(shard.index):
-                table = _read_images(shard, rows, images)
-                numbers = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+                table, living = _read_images(shard, rows, images), vectors[shard.living[rows]]
+                numbers = pa.array(np.ascontiguousarray(living).reshape(-1))
                 lists = pa.FixedSizeListArray.from_arrays(numbers, manifest.dim)
                 writer.write_table(table.append_column(vector, lists))
-                done += len(vectors)
+                done += len(living)
                 on_rows(done, manifest.rows)
 
 
 def _write_faiss(folder: Path, manifest: IndexManifest, shards: Sequence[OpenShard], on_rows: OnRows) -> str:
     parts = [shard.index for shard in shards]
+    dead = np.concatenate([np.empty(0, np.int64), *(one.index.ids[~one.living] for one in shards)])
     index = join_indexes(parts, manifest.kind, manifest.dim, lambda rows: on_rows(rows, manifest.rows))
+    if len(dead):
+        index.remove_ids(dead)
     try:
         import_faiss().write_index(index, str(folder / "index.faiss"))
     except RuntimeError as error:  # a full disk
@@ -139,11 +146,12 @@ def _schema_of_images(shards: Sequence[OpenShard]) -> pa.Schema:
 
 
 def _read_images(shard: OpenShard, rows: slice, schema: pa.Schema) -> pa.Table:
-    table, count = shard.table.slice(rows.start, rows.stop - rows.start), rows.stop - rows.start
+    """Of some rows of a shard, those that are in answers."""
+    table = shard.table.slice(rows.start, rows.stop - rows.start).filter(pa.array(shard.living[rows]))
     columns = [
         table.column(field.name)
         if field.name in table.column_names and table.schema.field(field.name).type == field.type
-        else pa.nulls(count, field.type)  # no value was seen when this shard was built
+        else pa.nulls(len(table), field.type)  # no value was seen when this shard was built
         for field in schema
     ]
     return pa.table(columns, schema=schema)

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow.compute as pc
-
 from ckn_scale.errors import CorruptData
+from ckn_scale.schemas import DEAD_STATES, IMAGE_STATES
 from ckn_scale.steps.draw_queries import draw_queries
 from ckn_scale.storage.builds import name_shards, number_index_shards
-from ckn_scale.storage.plans import PlanReader, count_shards, read_segments
+from ckn_scale.storage.deletions import DeadImages, adjust_states, find_dead, read_deletions
+from ckn_scale.storage.plans import PlanReader, count_shards, find_segment, read_segments
 from ckn_scale.storage.run_folder import (
     BUILD_INDEX,
     CERTIFY_INDEX,
@@ -28,6 +28,7 @@ from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import read_table
 
 _COMPRESSING = (LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST)
+_FAILURES = tuple(state for state in IMAGE_STATES if state not in ("ok", *DEAD_STATES))
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
@@ -35,17 +36,21 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 
     With a damaged plan nobody knows how many shards there are: no steps then, and `damaged` says why.
     """
-    damaged = [what for log in (run.models, run.versions) for what in log.read_all()[1].values()]
+    logs = (run.models, run.purges, run.versions)
+    damaged = [what for log in logs for what in log.read_all()[1].values()]
     encoded = run.commits(ENCODE_IMAGES).committed()
+    adjusted: dict[int, dict[str, int]] = {}
     try:
         segments = read_segments(run)
-        steps = list(_list_steps(run, segments, encoded)) if segments else []
+        dead = find_dead(run, segments, read_deletions(run))
+        adjusted = adjust_states(run, segments, encoded, dead)
+        steps = list(_list_steps(run, segments, encoded, dead)) if segments else []
     except CorruptData as damage:
         segments, steps = run.plan.read_all()[0], []
         damaged.append(str(damage))
     states: Counter[str] = Counter()
-    for commit in encoded.values():
-        states.update(commit.states)
+    for shard_id, commit in encoded.items():
+        states.update(adjusted.get(shard_id, commit.states))
     latest = run.versions.latest()
     estimates = [event for event in run.events.read_all() if event["kind"] == "estimate"]
     return {
@@ -60,6 +65,7 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
         ),
         "estimate": estimates[-1] if estimates else None,
         "version": None if latest is None else latest.number,
+        "rows": None if latest is None else latest.rows,
         "restores": None if latest is None else latest.restores,
         "certificate": None if latest is None else latest.certificate.to_body(),
         "damaged": damaged,
@@ -67,34 +73,53 @@ def summarise_run(run: RunFolder) -> dict[str, Any]:
 
 
 def list_failures(run: RunFolder, state: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every image that could not be used: id, uri, state, reason, in id order."""
-    reader = PlanReader(run, read_segments(run))
+    """Every image that could not be used: id, uri, state, reason, in id order.
+
+    Those that were deleted or replaced since are no failures; `state` may ask for them.
+    """
+    segments = read_segments(run)
+    reader, dead = PlanReader(run, segments), find_dead(run, segments, read_deletions(run))
     commits = run.commits(ENCODE_IMAGES).committed()
-    for shard_id in shards_with_failures(run, state):
-        yield from _failures_of(run, reader, shard_id, commits[shard_id], state)
+    wanted = (state,) if state else _FAILURES
+    for shard_id in _find_shards(run, segments, commits, dead, wanted):
+        here = dead.of_range(*find_segment(segments, shard_id).ids_of_shard(shard_id))
+        yield from _failures_of(run, reader, commits[shard_id], here, wanted)
 
 
 def shards_with_failures(run: RunFolder, state: str | None = None) -> list[int]:
-    """Encoded shards that hold images which are not `ok`, or of one state."""
-    return sorted(
-        shard_id
-        for shard_id, commit in run.commits(ENCODE_IMAGES).committed().items()
-        if any(name != "ok" and state in (None, name) and count for name, count in commit.states.items())
-    )
+    """Encoded shards that hold images which could not be used, or are of one state."""
+    segments, commits = read_segments(run), run.commits(ENCODE_IMAGES).committed()
+    dead = find_dead(run, segments, read_deletions(run))
+    return _find_shards(run, segments, commits, dead, (state,) if state else _FAILURES)
+
+
+def _find_shards(
+    run: RunFolder,
+    segments: Sequence[Segment],
+    commits: Mapping[int, Commit],
+    dead: DeadImages,
+    wanted: Collection[str],
+) -> list[int]:
+    """Encoded shards with an image in one of the `wanted` states."""
+    adjusted = adjust_states(run, segments, commits, dead)
+    states = {shard_id: adjusted.get(shard_id, commit.states) for shard_id, commit in commits.items()}
+    return sorted(one for one, counts in states.items() if any(counts.get(state) for state in wanted))
 
 
 def _failures_of(
-    run: RunFolder, reader: PlanReader, shard_id: int, commit: Commit, state: str | None
+    run: RunFolder, reader: PlanReader, commit: Commit, dead: DeadImages, wanted: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     table = read_table(run.store, commit.files[VECTORS_STAGE], columns=["image_id", "state", "reason"])
-    uris = {image.image_id: image.uri for image in reader.read_shard(shard_id)}
-    for row in table.filter(pc.not_equal(table.column("state"), "ok")).to_pylist():
-        if state in (None, row["state"]):
-            yield {**row, "uri": uris[row["image_id"]]}
+    uris = {image.image_id: image.uri for image in reader.read_shard(commit.shard_id)}
+    died = {image_id: state for state, ids in dead.by_state() for image_id in ids.tolist()}
+    for row in table.to_pylist():
+        state = died.get(row["image_id"], row["state"])
+        if state in wanted:
+            yield {**row, "state": state, "uri": uris[row["image_id"]]}
 
 
 def _list_steps(
-    run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit]
+    run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit], dead: DeadImages
 ) -> Iterator[Mapping[str, Any]]:
     """The steps whose shards can be counted by now, in order."""
     learned = run.models.latest() is not None
@@ -103,9 +128,10 @@ def _list_steps(
     yield _summarise_step(ENCODE_IMAGES, encoded.values(), total)
     if not learned or len(encoded) < total:
         return
-    numbers, built = number_index_shards(run, segments, encoded), run.commits(BUILD_INDEX).committed()
+    numbers = number_index_shards(run, segments, encoded, run.purges.latest())
+    built = run.commits(BUILD_INDEX).committed()
     yield _summarise_step(BUILD_INDEX, [built[one] for one in numbers if one in built], len(numbers))
-    draw = _name_draw(run, segments, numbers)
+    draw = _name_draw(run, segments, numbers, dead)
     for kind in (PLANT_QUERIES, CERTIFY_INDEX):
         done = run.commits(f"{kind}-{draw}").committed()
         yield _summarise_step(f"{kind}-{draw}", done.values(), len(done))
@@ -114,12 +140,12 @@ def _list_steps(
         yield _summarise_step(label, done.values(), len(done))
 
 
-def _name_draw(run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int]) -> str:
+def _name_draw(run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int], dead: DeadImages) -> str:
     """Of the queries that the current version was asked, or that the next one will be."""
     latest = run.versions.latest()
     if latest is not None and latest.build == name_shards(numbers):
         return latest.certificate.draw
-    return draw_queries(run, segments, numbers, latest).name
+    return draw_queries(run, segments, numbers, latest, dead.ids).name
 
 
 def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:

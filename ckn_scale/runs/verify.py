@@ -1,8 +1,9 @@
 """Is a run whole? Every record and every file that one names is read; nothing is changed.
 
 First the records, then the files they name and what these hold: each planned id once, each image in one
-state, each usable image in one row of the current index. Shard by shard, so that memory stays that of a
-few shards. Superseded generations and samples that were removed after publishing are not asked for.
+state, each usable image in one row of the current index, each dead one that it still holds among its
+tombstones. Shard by shard, so that memory stays that of a few shards. Superseded generations, samples that
+were removed after publishing and what a purge removed are not asked for.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from ckn_scale.runs.check_files import (
     CurrentIndex,
     EncodedShard,
     Finding,
+    check_deletion,
     check_draw,
     check_plan_file,
     check_position,
+    check_tombstones,
     compare_bytes,
     number_of,
 )
-from ckn_scale.storage.builds import number_index_shards
+from ckn_scale.storage.builds import cut_index_shards, number_index_shards
+from ckn_scale.storage.deletions import find_dead
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.plans import SHARDS_PER_FILE, count_shards, find_segment
 from ckn_scale.storage.run_folder import (
@@ -37,7 +41,7 @@ from ckn_scale.storage.run_folder import (
     RunFolder,
     is_of_sample,
 )
-from ckn_scale.storage.run_records import Generation, Segment, Version
+from ckn_scale.storage.run_records import Deletion, Generation, Purge, Segment, Version
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_file
 
@@ -94,6 +98,10 @@ class _Verifier:
         self.segments: list[Segment] = []  # up to a gap
         self.versions: list[Version] = run.versions.read_all()[0]
         self.current = self.versions[-1] if self.versions else None
+        self.deletions: list[Deletion] = run.deletions.read_all()[0]
+        self.purges: dict[int, Purge] = {one.number: one for one in run.purges.read_all()[0]}
+        # Of versions before the purge that the current one comes after, records and manifests are left.
+        self.living = [one for one in self.versions if self.current and one.purge >= self.current.purge]
         self.commits: dict[str, dict[int, Commit]] = {
             label: run.commits(label).committed() for label in run.logs()
         }
@@ -116,7 +124,8 @@ class _Verifier:
         """The index shards that the encoded images make; none while some are missing."""
         if any(shard_id not in self.encoded for shard_id in range(count_shards(self.segments))):
             return set()
-        return set(number_index_shards(self.run, self.segments, self.encoded))
+        purge = self.purges[max(self.purges)] if self.purges else None
+        return set(number_index_shards(self.run, self.segments, self.encoded, purge))
 
     def report(self, path: str, what: str, remedy: str, *, needed: bool = True) -> None:
         (self.result.problems if needed else self.result.notes).append(Finding(path, what, remedy))
@@ -127,17 +136,21 @@ class _Verifier:
         run, again = self.run, "call `ckn-scale index` again"
         removal = {
             run.plan.prefix: self.replan,
+            run.deletions.prefix: f"{COPY}: images that it deleted would come back without it",
+            run.purges.prefix: f"{COPY}; or purge again, and remove it",
             run.background.prefix: f"{COPY}, or remove it: the models are learned" if self.learned else COPY,
             run.models.prefix: f"{COPY}; or {again}, which records the models once more, and remove it",
             run.numerics.prefix: f"{COPY}, or remove it: the next worker that computes records its own",
             run.versions.prefix: f"{COPY}; or {again}, which publishes what is missing, and remove it",
         }
-        for log in (run.plan, run.background, run.models, run.numerics, run.versions):
+        logs = (run.plan, run.deletions, run.purges, run.background, run.models, run.numerics, run.versions)
+        for log in logs:
             valid, damage = log.read_all()
             self.result.records += len(valid)
             for number in sorted(damage):
                 self.report(log.path(number), "it is not a valid record", removal[log.prefix])
         self._check_segments()
+        self._check_deletions(removal[run.deletions.prefix])
         self._check_commits()
         for version in reversed(self.versions):
             self._check_version(version)
@@ -157,6 +170,14 @@ class _Verifier:
                 return
             next_id, next_shard = segment.next_id, segment.next_shard
             self.segments.append(segment)
+
+    def _check_deletions(self, remedy: str) -> None:
+        """None is missing up to the last that a version takes into account."""
+        known = {one.number for one in self.deletions}
+        highest = max([*known, *(version.deletions for version in self.versions)], default=0)
+        damaged = self.run.deletions.read_all()[1].keys()
+        for number in sorted(set(range(1, highest + 1)) - known - damaged):
+            self.report(self.run.deletions.path(number), "it is gone", remedy)
 
     def _check_commits(self) -> None:
         """Damaged ones, and those that are missing though what they say is published."""
@@ -196,11 +217,10 @@ class _Verifier:
             return
         self.manifests[version.number] = manifest
         planned = sum(one.num_images for one in self.segments if one.number <= version.segments)
-        usable = version.states.get("ok", 0) - manifest.replaced
         compared = {
             "builds": (manifest.build, version.build),
             "rows": (manifest.rows, version.rows),
-            "rows, and images that are ok and not replaced": (manifest.rows, usable),
+            "rows, and images that are ok": (manifest.rows, version.states.get("ok", 0)),
             "images in some state, and planned ones": (sum(version.states.values()), planned),
         }
         for what, (found, expected) in compared.items():
@@ -225,7 +245,11 @@ class _Verifier:
 
     def list_checks(self) -> list[_Check]:
         """Each file once. Tables that are looked into come first, of others the bytes are compared."""
-        content = [*self._list_plan_checks(), *self._list_position_checks()]
+        content = [
+            *self._list_plan_checks(),
+            *self._list_deletion_checks(),
+            *self._list_position_checks(),
+        ]
         for segment in self.listed:
             for file in (*segment.files, segment.sample, segment.queries):
                 self._name(file, self.replan)
@@ -248,10 +272,12 @@ class _Verifier:
 
     def _name_index_files(self) -> None:
         """The current version's first. What was rebuilt since is only missed by those before it."""
-        for version in reversed(self.versions):
+        for version in reversed(self.living):
             manifest = self.manifests.get(version.number)
             if manifest is None:
                 continue
+            if manifest.tombstones is not None:
+                self._name(manifest.tombstones, COPY)
             for file in (one for shard in manifest.shards for one in shard.files):
                 number = number_of(file)
                 commit = self.built.get(number)
@@ -266,7 +292,7 @@ class _Verifier:
     def _name_certificates(self) -> None:
         """What the current version's queries came to: the next one takes it over. Older ones are history."""
         remedy = f"{COPY}, or do nothing: the next version is then asked all its queries anew"
-        for version in reversed(self.versions):
+        for version in reversed(self.living):
             needed = version is self.current
             outcomes, draw = version.certificate.outcomes, version.certificate.draw
             if outcomes is not None:
@@ -288,13 +314,17 @@ class _Verifier:
     def _name_committed(self) -> None:
         """What commits name and nothing above: data of images, and what was needed on the way to them."""
         drawn, samples = {one.certificate.draw for one in self.versions}, set(self.run.list_samples())
+        purged = self.current is not None and self.current.purge > 0
         for label, commits in self.commits.items():
             step, _, draw = label.partition("-")
             asked_before = step == PLANT_QUERIES and draw in drawn
             past = asked_before or (_is_learning(label) and self.learned)
             for commit in commits.values():
                 record = self.run.commits(label).path(commit.shard_id, commit.generation)
-                stale = past or (step == BUILD_INDEX and commit.shard_id not in self.numbers_now)
+                unused = step == BUILD_INDEX and commit.shard_id not in self.numbers_now
+                if purged and (unused or asked_before):
+                    continue  # what of it is needed still, versions name
+                stale = past or unused
                 remedy = f"{COPY}, or remove {record}, too: nothing needs it now" if stale else self.rebuild
                 for file in commit.files.values():
                     if not (self.learned and is_of_sample(file.path)):
@@ -311,12 +341,33 @@ class _Verifier:
                 call = partial(check_plan_file, self.run.store, file, ids, self.replan)
                 yield _Check([file], call)
 
+    def _list_deletion_checks(self) -> Iterator[_Check]:
+        """What was deleted, and that the current version holds none of it."""
+        planned = sum(segment.num_images for segment in self.segments)
+        for record in self.deletions:
+            call = partial(check_deletion, self.run.store, record.ids, planned, COPY)
+            yield _Check([record.ids], call)
+        manifest = self.manifests.get(self.current.number) if self.current else None
+        if manifest is None or self.current is None or self.current.segments > len(self.segments):
+            return
+        records = [one for one in self.deletions if one.number <= self.current.deletions]
+        segments, files = self.segments[: self.current.segments], [manifest.tombstones]
+
+        def check() -> list[Finding]:
+            try:
+                dead = find_dead(self.run, segments, records).ids
+            except CorruptData:
+                return []  # said of the file itself
+            return check_tombstones(self.run.store, manifest, dead, COPY)
+
+        yield _Check([file for file in files if file is not None], check)
+
     def _list_position_checks(self) -> Iterator[_Check]:
         """One for each index shard that the encoded images make, or will, with these images."""
-        size, total = int(self.run.settings["index"]["shards_per_index_shard"]), count_shards(self.segments)
         index = self._open_current()
-        for position in range(-(-total // size)):
-            shards = range(position * size, min((position + 1) * size, total))
+        latest = max(self.purges, default=0)
+        purge = self.purges.get(self.current.purge if index is not None and self.current else latest)
+        for position, shards in enumerate(cut_index_shards(self.run, self.segments, purge)):
             held = index.find(position, shards) if index else None
             if index is not None and held is None and shards.start < index.num_shards:
                 path = self.run.versions.path(self.result.version or 0)

@@ -43,6 +43,8 @@ def list_versions(run: RunFolder) -> dict[str, Any]:
                 "states": dict(record.states),
                 "segments": record.segments,
                 "generation": record.generation,
+                "deletions": record.deletions,
+                "purge": record.purge,
                 "written_at": written_at,
                 "certificate": record.certificate.to_body(),
             }

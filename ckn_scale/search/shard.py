@@ -242,6 +242,11 @@ class OpenShard:
             return allowed
         return self.alive if allowed is None else allowed & self.alive.mask
 
+    @property
+    def living(self) -> np.ndarray:
+        """For each row of the index, whether answers may hold it."""
+        return np.ones(self.index.rows, bool) if self.alive is None else self.alive.mask
+
     def position(self, image_id: int) -> int | None:
         """Where the image lies; None when it is not here, or deleted."""
         ids = self.index.ids

@@ -1,7 +1,8 @@
 """Build: committed vectors and points → index, side table and points of each index shard; the manifest.
 
 A build is named by what it holds, and so is each of its shards (`storage/builds.py`). The same run built
-again gives the same names and finds its shards done; after an append, those that did not change.
+again gives the same names and finds its shards done; after an append, those that did not change. A shard
+holds every image that is ok; the manifest names those of them that are dead (`storage/deletions.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +22,27 @@ from ckn_scale.schemas import PLANNED_IMAGES, read_codes
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.builds import (
+    cut_index_shards,
     name_shards,
     number_index_shard,
     number_index_shards,
     position_of,
 )
+from ckn_scale.storage.deletions import NO_IDS, find_tombstones
 from ckn_scale.storage.index_files import (
     IndexManifest,
     IndexShard,
     make_side_table,
     write_index_shard,
     write_manifest,
+    write_tombstones,
 )
 from ckn_scale.storage.models import read_generation
-from ckn_scale.storage.plans import PlanReader, count_shards, list_replaced, require_segments
+from ckn_scale.storage.plans import PlanReader, require_segments
 from ckn_scale.storage.point_files import serialise_points
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import BUILD_INDEX, DESCRIPTORS_STAGE, VECTORS_STAGE
+from ckn_scale.storage.run_records import Purge
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
@@ -59,12 +64,12 @@ class BuildIndex(Step):
         return PlanReader(self.run, require_segments(self.run))
 
     @cached_property
-    def replaced(self) -> np.ndarray:
-        return list_replaced(self.plan.segments)
+    def purge(self) -> Purge | None:
+        return self.run.purges.latest()
 
     def shard_ids(self) -> Sequence[int]:
         encoded = self.run.commits(EncodeImages.name).committed()
-        numbers = number_index_shards(self.run, self.plan.segments, encoded)
+        numbers = number_index_shards(self.run, self.plan.segments, encoded, self.purge)
         if name_shards(numbers) != self.build:
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return numbers
@@ -72,8 +77,7 @@ class BuildIndex(Step):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         covered = self._read_commits(shard_id)
         tables = (read_table(self.run.store, commit.files[VECTORS_STAGE]) for commit in covered)
-        usable = pa.concat_tables(table.filter(pc.equal(table.column("state"), "ok")) for table in tables)
-        vectors = usable.filter(pc.invert(pc.is_in(usable.column("image_id"), pa.array(self.replaced))))
+        vectors = pa.concat_tables(table.filter(pc.equal(table.column("state"), "ok")) for table in tables)
         side = self._make_side_table(covered, vectors.column("image_id"))
         index = make_index(vectors)
         points = self._collect_points(covered, vectors)
@@ -83,22 +87,16 @@ class BuildIndex(Step):
         )
         return ShardResult(
             files={name: file for name in INDEX_FILES if (file := getattr(written, name)) is not None},
-            report={
-                "first_id": written.first_id,
-                "last_id": written.last_id,
-                "rows": written.rows,
-                "replaced": len(usable) - len(vectors),
-            },
+            report={"first_id": written.first_id, "last_id": written.last_id, "rows": written.rows},
         )
 
     def _read_commits(self, shard_id: int) -> list[Commit]:
         """The records of the encoded shards that an index shard holds, and no others."""
-        size, position = self.settings.index.shards_per_index_shard, position_of(shard_id)
-        wanted = range(position * size, min((position + 1) * size, count_shards(self.plan.segments)))
-        log = self.run.commits(EncodeImages.name)
+        position, log = position_of(shard_id), self.run.commits(EncodeImages.name)
+        cut = cut_index_shards(self.run, self.plan.segments, self.purge)
+        wanted = cut[position] if position < len(cut) else range(0)
         covered = [commit for one in wanted if (commit := log.get(one)) is not None]
-        number = number_index_shard(position, covered, self.plan.segments, self.replaced) if covered else 0
-        if number != shard_id:
+        if not covered or number_index_shard(position, covered) != shard_id:
             raise RunFailed(f"{self.run.url}: images were appended or encoded anew since the build was named")
         return covered
 
@@ -144,20 +142,21 @@ def list_index_shards(step: BuildIndex) -> list[IndexShard]:
     ]
 
 
-def write_build_manifest(step: BuildIndex) -> StoredFile:
-    """The manifest of a build whose shards are all committed."""
-    run, shards, commits = step.run, list_index_shards(step), step.log.committed()
+def write_build_manifest(step: BuildIndex, dead: np.ndarray = NO_IDS) -> StoredFile:
+    """The manifest of a build whose shards are all committed; the `dead` among its rows are tombstones."""
+    run, shards, folder = step.run, list_index_shards(step), step.run.index_folder(step.build, new_attempt())
+    tombstones = find_tombstones(run.store, shards, dead)
     generation = read_generation(run)
     encoded = run.commits(EncodeImages.name).committed()[0]
     vectors = read_table(run.store, encoded.files[VECTORS_STAGE], columns=["image_id"])
     manifest = IndexManifest(
         build=step.build,
         dim=int(vectors.schema.metadata[b"dim"]),
-        rows=sum(shard.rows for shard in shards),
+        rows=sum(shard.rows for shard in shards) - len(tombstones),
         models=generation.models,
         shards=tuple(shards),
         kind=KINDS[step.settings.reduction.stored],
         generation=generation.number,
-        replaced=sum(commits[number].report["replaced"] for number in step.shard_ids()),
+        tombstones=write_tombstones(run.store, folder, tombstones),
     )
-    return write_manifest(run.store, run.index_folder(step.build, new_attempt()), manifest)
+    return write_manifest(run.store, folder, manifest)

@@ -26,6 +26,7 @@ from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outcomes
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
 from ckn_scale.storage.builds import position_of
+from ckn_scale.storage.index_files import read_ids
 from ckn_scale.storage.run_folder import CERTIFY_INDEX
 from ckn_scale.storage.run_records import Certificate
 from ckn_scale.storage.store import Store
@@ -67,6 +68,10 @@ class CertifyIndex(Step):
     @cached_property
     def planted(self) -> PlantQueries:
         return PlantQueries(self.run, self.manifest_file, self.draw_name)
+
+    @cached_property
+    def tombstones(self) -> np.ndarray:
+        return read_ids(self.run.store, self.planted.manifest.tombstones)
 
     @cached_property
     def asked(self) -> list[Query]:
@@ -186,8 +191,10 @@ def make_certificate(step: CertifyIndex) -> Certificate:
 
 
 def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
+    """Of these index shards, without those that are dead."""
     positions = {position_of(number) for number in numbers}
-    return sum(shard.rows for shard in step.planted.manifest.shards if shard.shard in positions)
+    shards = [shard for shard in step.planted.manifest.shards if shard.shard in positions]
+    return sum(shard.rows - len(shard.ids_within(step.tombstones)) for shard in shards)
 
 
 def _list_outcomes(step: CertifyIndex) -> list[QueryOutcome]:

@@ -15,11 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.plan_images import QUERY_SEED
 from ckn_scale.storage.builds import name_shards
-from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, list_replaced, read_sample
+from ckn_scale.storage.deletions import NO_IDS
+from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
 from ckn_scale.storage.run_records import Certificate, Segment, Version
@@ -68,20 +71,26 @@ class Draw:
 
 
 def draw_queries(
-    run: RunFolder, segments: Sequence[Segment], numbers: Sequence[int], current: Version | None
+    run: RunFolder,
+    segments: Sequence[Segment],
+    numbers: Sequence[int],
+    current: Version | None,
+    dead: np.ndarray = NO_IDS,
 ) -> Draw:
-    """What a version of these segments and index shards is asked, after `current`, the published one."""
-    count = parse_settings(run.settings).publish.num_queries
-    replaced = set(list_replaced(segments).tolist())
-    held, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
-    held = [one for one in held if one.image_id not in replaced]
-    if current is None or not held:
-        apart, trained = _list_candidates(run, segments, replaced)
+    """What a version of these segments and index shards is asked, after `current`, the published one.
+
+    Images that are `dead` are not asked for. When half of what was asked before is, all is asked anew.
+    """
+    count, gone = parse_settings(run.settings).publish.num_queries, set(dead.tolist())
+    outcomes, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
+    held = [one for one in outcomes if one.image_id not in gone]
+    if current is None or 2 * len(held) <= len(outcomes):
+        apart, trained = _list_candidates(run, segments, gone)
         asked = (apart + trained)[:count]
         in_sample = max(0, len(asked) - len(apart))
         return Draw(tuple(asked), len(asked), in_sample, (), tuple(numbers), ())
     new = [segment for segment in segments if segment.number > current.segments]
-    apart, _ = _list_candidates(run, new, replaced)
+    apart, _ = _list_candidates(run, new, gone)
     asked = apart[: max(count // 2, count - len(held))]
     taken_over = _choose_held(held, count - len(asked), count - count // 2)
     new_shards = [number for number in numbers if number not in known]
@@ -162,7 +171,7 @@ def _read_outcomes(run: RunFolder, certificate: Certificate) -> tuple[list[Query
 
 
 def _list_candidates(
-    run: RunFolder, segments: Sequence[Segment], replaced: set[int]
+    run: RunFolder, segments: Sequence[Segment], dead: set[int]
 ) -> tuple[list[PlannedImage], list[PlannedImage]]:
     """Images to ask for, by hash: those the models were not trained on, and those they were."""
     generation = run.models.latest()
@@ -172,11 +181,11 @@ def _list_candidates(
     for segment in segments:
         apart += iter_images(read_table(run.store, segment.queries))
         (trained if segment.number == 1 and not adopted else apart).extend(read_sample(run, [segment]))
-    return _by_hash(apart, replaced), _by_hash(trained, replaced)
+    return _by_hash(apart, dead), _by_hash(trained, dead)
 
 
-def _by_hash(images: Iterable[PlannedImage], replaced: set[int]) -> list[PlannedImage]:
-    kept = (image for image in images if image.image_id not in replaced)
+def _by_hash(images: Iterable[PlannedImage], dead: set[int]) -> list[PlannedImage]:
+    kept = (image for image in images if image.image_id not in dead)
     return sorted(kept, key=lambda image: (hash_uri(QUERY_SEED, image.uri), image.image_id))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckn_scale import schemas
 from ckn_scale.core.encoder import EncodedImage, ImageEncoder
@@ -20,11 +21,13 @@ from ckn_scale.core.vector_codes import VectorCodec, make_codec
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import ImageOutcome, prepare_images
 from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.storage.deletions import find_purged
 from ckn_scale.storage.models import load_models, read_generation
-from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, require_segments
+from ckn_scale.storage.plans import PlannedImage, PlanReader, count_shards, find_segment, require_segments
 from ckn_scale.storage.run_folder import DESCRIPTORS_STAGE, ENCODE_IMAGES, THUMBNAILS_STAGE, VECTORS_STAGE
 
 _NOTHING = np.empty(0, np.float32)
+PURGED = "purged"  # the reason of a row that has nothing left
 PATCHES_PER_GROUP = 4096  # images are encoded together until they have this many patches
 
 
@@ -68,16 +71,31 @@ class EncodeImages(Step):
         return {name: file.sha256 for name, file in read_generation(self.run).models.items()}
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        images = self.plan.read_shard(shard_id)
+        images, purged = self.plan.read_shard(shard_id), self._find_purged(shard_id)
+        kept = [image for image in images if image.image_id not in purged]
         deadline_s = self.settings.encode.image_deadline_s
-        outcomes = prepare_images(images, self.encoder.preprocessor.prepare, worker, deadline_s)
+        outcomes = prepare_images(kept, self.encoder.preprocessor.prepare, worker, deadline_s)
         rows = list(self._encode(outcomes))
+        for image in images:
+            if state := purged.get(image.image_id):
+                rows.append(EncodedRow(image, None, ImageRejected(state, PURGED), None))
+        rows.sort(key=lambda row: row.image.image_id)
         tables = {
             VECTORS_STAGE: tabulate_vectors(rows, self.codec),
             DESCRIPTORS_STAGE: tabulate_descriptors(rows),
             THUMBNAILS_STAGE: tabulate_thumbnails(rows),
         }
-        return ShardResult(tables=tables, states=Counter(row.state for row in rows))
+        return ShardResult(
+            tables=tables,
+            states=Counter(row.state for row in rows),
+            report=report_not_ok(tables[VECTORS_STAGE]),
+        )
+
+    def _find_purged(self, shard_id: int) -> dict[int, str]:
+        """Images of a shard that a purge left nothing of, with their states: nobody reads them again."""
+        purged = find_purged(self.run, self.plan.segments, self.run.purges.latest())
+        here = purged.of_range(*find_segment(self.plan.segments, shard_id).ids_of_shard(shard_id))
+        return {image_id: state for state, ids in here.by_state() for image_id in ids.tolist()}
 
     def _encode(self, outcomes: Iterator[ImageOutcome[PreparedImage]]) -> Iterator[EncodedRow]:
         """Every outcome as a row, in order; the vectors are reduced in full blocks."""
@@ -139,6 +157,15 @@ def tabulate_vectors(rows: Sequence[EncodedRow], codec: VectorCodec) -> pa.Table
     ]
     schema = schemas.vectors_schema(codec.name, codec.dim, codec.code_bytes)
     return pa.table(columns, schema=schema)
+
+
+def report_not_ok(vectors: pa.Table) -> dict[str, Any]:
+    """What a record says of images that are not ok: their ids by state, nothing when all are."""
+    table = vectors.filter(pc.not_equal(vectors.column("state"), "ok"))
+    not_ok: dict[str, list[int]] = {}
+    for row in table.select(["image_id", "state"]).to_pylist():
+        not_ok.setdefault(row["state"], []).append(row["image_id"])
+    return {"not_ok": not_ok} if not_ok else {}
 
 
 def tabulate_descriptors(rows: Sequence[EncodedRow]) -> pa.Table:

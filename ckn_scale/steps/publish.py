@@ -14,19 +14,30 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData, RunFailed
 from ckn_scale.failpoints import hit_failpoint
+from ckn_scale.schemas import DEAD_STATES
 from ckn_scale.step import check_fingerprint
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.builds import name_build
-from ckn_scale.storage.index_files import IndexManifest, read_manifest
+from ckn_scale.storage.deletions import (
+    NO_DEAD,
+    DeadImages,
+    adjust_states,
+    find_dead,
+    find_tombstones,
+    read_deletions,
+)
+from ckn_scale.storage.index_files import IndexManifest, read_ids, read_manifest
 from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import RunFolder
-from ckn_scale.storage.run_records import Certificate, Failures, Segment, Version
+from ckn_scale.storage.run_records import Certificate, Failures, Purge, Segment, Version
 from ckn_scale.storage.shards import Commit
 from ckn_scale.storage.stored_files import StoredFile
 
@@ -43,14 +54,27 @@ class Candidate:
     encoded: Mapping[int, Commit]
     build: str
     current: Version | None = field(compare=False)  # the version that is published now
+    deletions: int = 0  # records of them
+    purge: Purge | None = None
+    dead: DeadImages = field(default=NO_DEAD, compare=False)
+    adjusted: Mapping[int, Mapping[str, int]] = field(
+        default_factory=dict, compare=False
+    )  # states, with these
+
+    @property
+    def purge_number(self) -> int:
+        return self.purge.number if self.purge else 0
 
     @property
     def states(self) -> dict[str, int]:
-        return _sum_states(self.encoded.values())
+        return self.states_of(self.segments)
 
     def states_of(self, segments: Iterable[Segment]) -> dict[str, int]:
-        shards = (segment.first_shard + one for segment in segments for one in range(segment.num_shards))
-        return _sum_states(self.encoded[shard_id] for shard_id in shards)
+        states: Counter[str] = Counter()
+        for segment in segments:
+            for shard_id in range(segment.first_shard, segment.next_shard):
+                states.update(self.adjusted.get(shard_id, self.encoded[shard_id].states))
+        return dict(sorted(states.items()))
 
 
 def read_candidate(run: RunFolder) -> Candidate:
@@ -64,8 +88,11 @@ def read_candidate(run: RunFolder) -> Candidate:
     encoded = {one: commit for one, commit in step.log.committed().items() if one in shards}
     for commit in encoded.values():
         check_fingerprint(step, commit)
-    build = name_build(run, segments, encoded)
-    candidate = Candidate(after, segments, generation, encoded, build, latest)
+    deletions, purge = read_deletions(run), run.purges.latest()
+    build, dead = name_build(run, segments, encoded, purge), find_dead(run, segments, deletions)
+    adjusted = adjust_states(run, segments, encoded, dead)
+    known = (after, segments, generation, encoded, build, latest)
+    candidate = Candidate(*known, len(deletions), purge, dead, adjusted)
     planned, counted = sum(segment.num_images for segment in segments), sum(candidate.states.values())
     if counted != planned:
         raise RunFailed(f"{run.url}: {planned} images planned, {counted} have a state")
@@ -85,9 +112,11 @@ def count_failures(candidate: Candidate, limit: float) -> Failures:
     held = candidate.current.segments if candidate.current else 0
     new = candidate.states_of(one for one in candidate.segments if one.number > held)
     old = candidate.states_of(one for one in candidate.segments if one.number <= held)
-    was_ok = candidate.current.states.get("ok", 0) if candidate.current else 0
-    failed = {state: count for state, count in new.items() if state != "ok"}
-    return Failures(sum(new.values()), failed, was_ok, max(0, was_ok - old.get("ok", 0)), limit)
+    before = candidate.current.states if candidate.current else {}
+    failed = {state: count for state, count in new.items() if state not in ("ok", *DEAD_STATES)}
+    died = max(0, sum(old.get(state, 0) - before.get(state, 0) for state in DEAD_STATES))
+    lost = max(0, before.get("ok", 0) - old.get("ok", 0) - died)
+    return Failures(sum(new.values()), failed, before.get("ok", 0), lost, limit)
 
 
 def require_few_failures(run: RunFolder, candidate: Candidate) -> None:
@@ -139,6 +168,8 @@ def publish_version(
         segments=candidate.segments[-1].number,
         generation=candidate.generation,
         states=candidate.states,
+        deletions=candidate.deletions,
+        purge=candidate.purge_number,
         failures=count_failures(candidate, _max_failed_share(run)),
         certificate=replace(certificate, accepted=accept and not certificate.passed),
     )
@@ -147,7 +178,9 @@ def publish_version(
         if _create_once(run, version):
             log.info("version %d is build %s", version.number, version.build)
             return version.number
-    raise RunFailed(f"{run.url}: images were appended, encoded or published by another process meanwhile")
+    raise RunFailed(
+        f"{run.url}: images were appended, encoded, deleted or published by another process meanwhile"
+    )
 
 
 def _create_once(run: RunFolder, version: Version) -> bool:
@@ -160,32 +193,28 @@ def _create_once(run: RunFolder, version: Version) -> bool:
 
 
 def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
-    """The current version, if it is this build and names the committed index files."""
-    latest = built.run.versions.latest()
-    if latest is None or latest.build != candidate.build:
+    """The current version, if it is this build, names the committed index files and holds nothing dead."""
+    latest, shards = built.run.versions.latest(), list_index_shards(built)
+    wanted = (candidate.build, candidate.deletions, candidate.purge_number)
+    if latest is None or (latest.build, latest.deletions, latest.purge) != wanted:
         return None
     try:
         manifest = read_manifest(built.run.store, latest.manifest)
+        tombstones = read_ids(built.run.store, manifest.tombstones)
+        dead = find_tombstones(built.run.store, shards, candidate.dead.ids)
     except CorruptData:
         return None
-    shards = [replace(shard, codes=None) for shard in manifest.shards]
-    return latest.number if shards == list_index_shards(built) else None
+    same = list(manifest.shards) == shards and np.array_equal(tombstones, dead)
+    return latest.number if same else None
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:
-    usable, replaced = candidate.states.get("ok", 0), manifest.replaced
-    if manifest.rows != usable - replaced:
+    usable = candidate.states.get("ok", 0)
+    if manifest.rows != usable:
         raise RunFailed(
             f"not published: build {candidate.build} has {manifest.rows} rows, but {usable} images are ok, "
-            f"{replaced} of them replaced: {usable - replaced} were expected"
+            "neither deleted nor replaced"
         )
-
-
-def _sum_states(commits: Iterable[Commit]) -> dict[str, int]:
-    states: Counter[str] = Counter()
-    for commit in commits:
-        states.update(commit.states)
-    return dict(sorted(states.items()))
 
 
 def _explain_refusal(certificate: Certificate) -> str:

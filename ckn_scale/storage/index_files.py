@@ -49,6 +49,10 @@ class IndexShard:
     points: StoredFile | None = None  # for evidence, where the run keeps points
     codes: StoredFile | None = None  # short ones for a shortlist, and their lists, where the build has them
 
+    def ids_within(self, ids: np.ndarray) -> np.ndarray:
+        """Of sorted ids, those of its range."""
+        return ids[slice(*np.searchsorted(ids, (self.first_id, self.last_id + 1)))]
+
     @property
     def files(self) -> list[StoredFile]:
         named = (self.index, self.table, self.ids, self.points, self.codes)
@@ -78,7 +82,6 @@ class IndexManifest:
     metric: str = METRIC
     format: int = MANIFEST_FORMAT
     generation: int = 0  # of the models
-    replaced: int = 0  # images that are ok, but have a newer version of themselves in the run
     short_codes: ShortCodes | None = None  # none: every row is compared
     tombstones: StoredFile | None = None  # sorted ids of rows that are deleted or replaced; none: no file
 

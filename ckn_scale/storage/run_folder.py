@@ -3,6 +3,8 @@
 run.json                                          settings and format, created first
 numerics/000001.json                              with which arithmetic the run is computed
 plan/000001.json                                  segments of the plan
+deletions/000001.json, <attempt>.ids              images that were deleted
+purges/000001.json                                which of these are gone from all stages; how shards are cut
 images/000001-<attempt>/00000-<attempt>.parquet   the images of segment 1
 samples/images/00001-<attempt>.parquet            those of them that the models are learned from
 queries/images/00001-<attempt>.parquet            those of them that a version may be asked for
@@ -38,7 +40,15 @@ from ckn_scale.errors import CorruptData, InputError, RunMismatch
 from ckn_scale.storage.events import EventLog
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.records import RecordLog, create_record, new_attempt, read_record
-from ckn_scale.storage.run_records import Background, Generation, Numerics, Segment, Version
+from ckn_scale.storage.run_records import (
+    Background,
+    Deletion,
+    Generation,
+    Numerics,
+    Purge,
+    Segment,
+    Version,
+)
 from ckn_scale.storage.shards import ShardLog
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, write_table
@@ -75,6 +85,8 @@ class RunFolder:
         self.body = body
         self.settings: dict[str, Any] = body["settings"]
         self.plan = RecordLog(store, "plan", Segment)
+        self.deletions = RecordLog(store, "deletions", Deletion)
+        self.purges = RecordLog(store, "purges", Purge)
         self.background = RecordLog(store, "background", Background)
         self.models = RecordLog(store, "models", Generation)
         self.numerics = RecordLog(store, "numerics", Numerics)
@@ -124,6 +136,10 @@ class RunFolder:
     def index_folder(self, name: str | int, attempt: str) -> str:
         """Of an index shard, by its number, or of the manifest of a build."""
         return f"index/{name}-{attempt}"
+
+    def deleted_path(self, attempt: str) -> str:
+        """The ids of one record of deletions."""
+        return f"deletions/{attempt}.ids"
 
     def draw_path(self, draw: str) -> str:
         """Which images a version is asked for."""

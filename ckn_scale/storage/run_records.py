@@ -1,4 +1,4 @@
-"""The numbered records of a run as types: the plan, its background, arithmetic, models and versions.
+"""The numbered records of a run as types: plan, deletions, purges, background, arithmetic, models, versions.
 
 `to_body` is the one writer of each and `from_body` its one reader; nobody else knows the form of a body.
 """
@@ -82,6 +82,41 @@ class Segment:
 
     def to_body(self) -> dict[str, Any]:
         return {**_body(self), "columns": list(self.columns.items())}  # pairs: JSON sorts keys
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """deletions/000001.json: images that no version after it holds. Their ids are never given again."""
+
+    number: int
+    why: str  # "user": stays out though its source has it; "sync": was gone from its source
+    ids: StoredFile  # sorted int64
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Deletion:
+        return cls(number, str(body["why"]), StoredFile(**body["ids"]))
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
+
+
+@dataclass(frozen=True)
+class Purge:
+    """purges/000001.json: nothing of these dead images is kept, and small index shards become large ones."""
+
+    number: int
+    deletions: int  # images of the deletion records up to this one,
+    segments: int  # and images that were replaced in the plan up to this segment
+    first_shards: tuple[int, ...]  # of each index shard, the first encoded one; later segments have their own
+    next_shard: int  # the encoded shard after the last of them
+
+    @classmethod
+    def from_body(cls, number: int, body: Mapping[str, Any]) -> Purge:
+        first_shards = tuple(map(int, body["first_shards"]))
+        return cls(number, body["deletions"], body["segments"], first_shards, body["next_shard"])
+
+    def to_body(self) -> dict[str, Any]:
+        return _body(self)
 
 
 @dataclass(frozen=True)
@@ -189,6 +224,7 @@ class Certificate:
     by_view: Mapping[str, float] = field(default_factory=dict)  # share that came back first
     draw: str = ""  # which images were asked for
     encoder: str = ""  # what made the vectors
+    carried_from: int | None = None  # the version that was asked; images were deleted since
     outcomes: StoredFile | None = None  # of every query, for the next version
     shortlist: Mapping[str, Any] = field(default_factory=dict)  # of short codes: what was chosen and is kept
     evidence: MeasuredEvidence | None = None  # None where the run has no points
@@ -245,6 +281,8 @@ class Version:
     failures: Failures = Failures()
     certificate: Certificate = Certificate()
     restores: int | None = None  # a rollback: the earlier version that it has everything of
+    deletions: int = 0  # records of deletions that it takes into account
+    purge: int = 0  # the last purge that it takes into account
 
     @classmethod
     def from_body(cls, number: int, body: Mapping[str, Any]) -> Version:
@@ -259,6 +297,8 @@ class Version:
             failures=Failures.from_body(body["failures"]),
             certificate=Certificate.from_body(body["certificate"]),
             restores=body.get("restores"),
+            deletions=body.get("deletions", 0),
+            purge=body.get("purge", 0),
         )
 
     def to_body(self) -> dict[str, Any]:
@@ -268,7 +308,9 @@ class Version:
         return body
 
 
-def _body(record: Segment | Background | Numerics | Generation | Version) -> dict[str, Any]:
+def _body(
+    record: Segment | Deletion | Purge | Background | Numerics | Generation | Version,
+) -> dict[str, Any]:
     """The fields of a record but its number, which is its name."""
     body = asdict(record)
     del body["number"]

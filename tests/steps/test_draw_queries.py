@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ckn_scale.config import load_settings
@@ -16,8 +17,10 @@ from ckn_scale.steps.draw_queries import (
     write_outcomes,
 )
 from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.storage.deletions import find_dead
+from ckn_scale.storage.index_files import write_ids
 from ckn_scale.storage.plans import hash_uri, read_sample, read_segments
-from ckn_scale.storage.run_records import Certificate, Generation, Version
+from ckn_scale.storage.run_records import Certificate, Deletion, Generation, Version
 from ckn_scale.storage.stored_files import StoredFile, write_file
 
 
@@ -77,12 +80,14 @@ def test_nothing_was_trained_on_where_models_were_taken_over(folder, tmp_path):
     assert (len(draw.asked), draw.in_sample) == (6, 0)
 
 
-def test_replaced_images_are_not_asked_for(folder, tmp_path):
+def test_dead_images_are_not_asked_for(folder, tmp_path):
     overrides = ("sample.num_images=12", "publish.num_queries=40")
     plan(folder, tmp_path, *overrides)
     (folder / "003.jpg").write_bytes(b"other bytes")
     run, segments = plan(folder, tmp_path, *overrides, append=True)
-    assert ids(draw_queries(run, segments, [], None).asked) == set(range(31)) - {3}
+    dead = find_dead(run, segments, [Deletion(1, "user", write_ids(run.store, "some.ids", np.array([5, 7])))])
+    assert (dead.replaced.tolist(), dead.deleted.tolist()) == ([3], [5, 7])
+    assert ids(draw_queries(run, segments, [], None, dead.ids).asked) == set(range(31)) - {3, 5, 7}
 
 
 def test_a_draw_reads_back_as_it_was_written(folder, tmp_path):
