@@ -26,6 +26,8 @@ def index(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     keep: Sequence[str] = (),
     append: bool = False,
+    sync: bool = False,
+    undelete: bool = False,
     models: PathLike | None = None,
     background: PathLike | Sequence[PathLike] = (),
     accept: bool = False,
@@ -46,6 +48,8 @@ def index(
         device: fixed when the run is planned; "auto" takes cuda where the workers' torch sees it.
         keep: columns of the list that hits carry.
         append: add what `images` has beyond the run's plan.
+        sync: follow `images`: add what is new, replace what changed, delete what is gone from it.
+        undelete: with either, add again what was deleted by hand and `images` has.
         models: another run, whose models are used instead of learning some.
         background: photographs of other things (or another run), not indexed, from which it is learned what
             all images share.
@@ -70,6 +74,8 @@ def index(
         parse_resources({"workers": workers, "ray": ray}),
         keep=keep,
         append=append,
+        sync=sync,
+        undelete=undelete,
         models=models,
         background=_as_source(background) if background else (),
         accept=accept,

@@ -28,23 +28,26 @@ from ckn_scale.steps.compress_index import (
 )
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plan_images import Source, plan_with_background
+from ckn_scale.steps.plan_images import OnChanges, Source, plan_with_background
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (
     Candidate,
     find_published,
     is_current,
+    only_deletes,
     publish_version,
     read_candidate,
     remove_samples,
     require_few_failures,
 )
+from ckn_scale.steps.publish_deletions import publish_deletions
 from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models, settings_for_models
 from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.plan_changes import ChangeCounts
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Certificate
 from ckn_scale.storage.stored_files import StoredFile
@@ -62,6 +65,7 @@ class IndexReport:
     version: int  # that is current now
     states: dict[str, int]  # images of the run by state: "ok", "corrupt", …
     steps: list[StepReport]
+    changes: ChangeCounts | None = None  # what an append or a sync found
 
     def __repr__(self) -> str:
         done = {step.step: step.done for step in self.steps if step.done}
@@ -78,6 +82,8 @@ def index_images(
     *,
     keep: Sequence[str] = (),
     append: bool = False,
+    sync: bool = False,
+    undelete: bool = False,
     models: str | None = None,
     background: Source = (),
     accept: bool = False,
@@ -92,7 +98,18 @@ def index_images(
     workers on several kinds of CPU share the run, on record.
     """
     resources = resources or Resources()
-    run = plan(source, run_url, settings, keep=keep, append=append, models=models, background=background)
+    found: list[ChangeCounts] = []
+    run = plan(
+        *(source, run_url, settings),
+        keep=keep,
+        append=append,
+        sync=sync,
+        undelete=undelete,
+        accept=accept,
+        models=models,
+        background=background,
+        on_changes=found.append,
+    )
     if mix:
         allow_mix(run)
     with open_driver(run, resources, on_progress) as driver:
@@ -101,7 +118,7 @@ def index_images(
             try:
                 train(driver)
                 version = publish(driver, accept=accept, encode=True, keep_samples=keep_samples)
-                return summarise(driver, version)
+                return replace(summarise(driver, version), changes=found[-1] if found else None)
             except CorruptData as damage:
                 if driver.check_all:
                     raise
@@ -144,12 +161,23 @@ def plan(
     *,
     keep: Sequence[str] = (),
     append: bool = False,
+    sync: bool = False,
+    undelete: bool = False,
+    accept: bool = False,
     models: str | None = None,
     background: Source = (),
+    on_changes: OnChanges = lambda counts: None,
 ) -> RunFolder:
     """List the images once, freeze the list, cut it into shards; with `models`, take over another run's."""
     run = plan_with_background(
-        run_url, settings, source, keep, append=append, background=background, models=models
+        *(run_url, settings, source, keep),
+        append=append,
+        sync=sync,
+        undelete=undelete,
+        accept=accept,
+        background=background,
+        models=models,
+        on_changes=on_changes,
     )
     if models is not None:
         adopt_models(run, models)
@@ -239,6 +267,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     current = find_published(candidate, built)
     if current is not None:
         return current
+    if only_deletes(candidate, built) and (version := publish_deletions(run)) is not None:
+        return version.number
     manifest = write_build_manifest(built, candidate.dead.ids)
     drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current, candidate.dead.ids)
     draw = write_draw(run, drawn)

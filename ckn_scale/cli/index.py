@@ -47,7 +47,8 @@ def index(
     ckn-scale index s3://bucket/photos s3://bucket/run --ray auto --workers 16
     ckn-scale index list.csv run/ --keep title --preset paper --set keypoints.max_keypoints=2000
     ckn-scale index photos/ run/ --background other-photos/
-    ckn-scale index photos/ run/ --append
+    ckn-scale index more-photos/ run/ --append
+    ckn-scale index photos/ run/ --sync
     """
     announce(f"listing {images}", quiet=workers.quiet)
     from ckn_scale.cli.progress import ProgressDisplay
@@ -65,6 +66,8 @@ def index(
             resources,
             keep=planned.keep or [],
             append=planned.append,
+            sync=planned.sync,
+            undelete=planned.undelete,
             models=planned.models,
             background=planned.background or [],
             accept=accept,
@@ -89,6 +92,8 @@ def _print_dry_run(images: str, settings: Settings, keep: list[str]) -> None:
 
 
 def _print_version(report: IndexReport) -> None:
+    if report.changes is not None:
+        print(report.changes)
     print(f"version {report.version} of {report.run}: {format_states(report.states)}")
 
 
@@ -111,8 +116,11 @@ def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> Non
         settings,
         keep=planned.keep or [],
         append=planned.append,
+        sync=planned.sync,
+        undelete=planned.undelete,
         models=planned.models,
         background=planned.background or [],
+        on_changes=print,
     )
     for segment in read_segments(opened):
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")

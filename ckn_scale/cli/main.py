@@ -25,14 +25,14 @@ from ckn_scale.cli.search import search
 from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
 from ckn_scale.cli.status import digest, failures, gc, status, verify
-from ckn_scale.cli.versions import delete, rollback, versions
+from ckn_scale.cli.versions import delete, purge, rollback, versions
 from ckn_scale.errors import CknScaleError
 
 VERBS = (
     index,
     *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
     *(status, failures, verify, digest, gc),
-    *(versions, delete, rollback, export),
+    *(versions, delete, purge, rollback, export),
     *(search, serve, demo),
 )
 

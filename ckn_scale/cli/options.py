@@ -39,7 +39,9 @@ Background = Annotated[
 Accept = Annotated[
     bool,
     typer.Option(
-        "--accept", help="Publish below publish.target, or above publish.max_failed_share, on record."
+        "--accept",
+        help="Publish below publish.target, or above publish.max_failed_share, on record; let --sync delete "
+        "more than publish.max_gone_share.",
     ),
 ]
 KeepSamples = Annotated[
@@ -88,6 +90,19 @@ class PlanOptions(SettingsOptions):
         typer.Option(
             "--append",
             help="Add what IMAGES has beyond the run's plan; without it IMAGES must be the run's own.",
+        ),
+    ] = False
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync",
+            help="Follow IMAGES: add what is new, replace what changed, delete what is gone from it.",
+        ),
+    ] = False
+    undelete: Annotated[
+        bool,
+        typer.Option(
+            "--undelete", help="With --append or --sync: add again what `delete` removed and IMAGES has."
         ),
     ] = False
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckn_scale.cli.options import AsJson, Run
+from ckn_scale.cli.options import Accept, AsJson, Run, WorkerOptions
 from ckn_scale.cli.output import print_json
 
 
@@ -128,6 +128,51 @@ def delete(
     else:
         empty = "" if report.rows else ": the index is empty, and searches find nothing"
         print(f"version {report.version} is current: {report.rows} images{empty}")
+
+
+def purge(
+    run: Run,
+    workers: WorkerOptions,
+    accept: Accept = False,
+    grace_h: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Leave old files so long after the new version, for servers that open them."
+        ),
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is kept of deleted and replaced images: vectors, points, thumbnails, rows of the index.
+
+    Small index shards, as appends leave them, are joined. The result is the next version; then the files of
+    before are removed, so versions from before a purge cannot be opened or restored. Rows of the plan stay,
+    with URI and id. Servers that have the old version open go on until they have loaded the new one; with
+    --grace-h the old files stay, and `purge` again, or `gc`, removes them later. Copies in caches of other
+    hosts ($CKN_SCALE_CACHE) are theirs to remove.
+
+    \b
+    ckn-scale purge run/
+    ckn-scale purge s3://bucket/run --grace-h 1
+    """
+    from dataclasses import asdict
+
+    with workers.open_driver(run) as driver:
+        from ckn_scale.runs.purge import purge_run
+
+        report = purge_run(driver, accept=accept, grace_s=grace_h * 3600)
+    if as_json:
+        print_json(asdict(report))
+        return
+    print(
+        f"version {report.version} is current: {report.index_shards} index shards; nothing is kept of "
+        f"{report.purged} deleted or replaced images but their rows of the plan"
+    )
+    if report.files_left:
+        print(
+            f"{report.files_left} files of before are left until {grace_h:g} h have passed: purge again then"
+        )
+    else:
+        print(f"{report.files_removed} files of before were removed")
 
 
 def _read_lines(name: str) -> list[str]:

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from ckn_scale.errors import CorruptData, InputError
+from ckn_scale.storage.builds import cut_index_shards, number_index_shard
+from ckn_scale.storage.deletions import find_purged
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import (
+    BUILD_INDEX,
+    ENCODE_IMAGES,
     IMAGES_STAGE,
+    PLANT_QUERIES,
     QUERY_STAGE,
     SAMPLE_STAGE,
     RunFolder,
     is_of_sample,
     parse_data_path,
 )
-from ckn_scale.storage.run_records import Version
+from ckn_scale.storage.run_records import Purge, Segment, Version
+from ckn_scale.storage.stored_files import read_table
 
 
 def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> list[str]:
@@ -37,10 +48,10 @@ def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> li
         for path in run.store.list("")
         if (path not in named and parse_data_path(path) in recorded) or (samples and is_of_sample(path))
     ]
-    candidates += run.store.list_temps()
+    candidates += [*run.store.list_temps(), *find_purged_files(run)]
     oldest = time.time() - grace_s
     ages = map_in_threads(run.store.modified_at, candidates)
-    return sorted(path for path, at in zip(candidates, ages, strict=True) if at <= oldest)
+    return sorted({path for path, at in zip(candidates, ages, strict=True) if at <= oldest})
 
 
 def _read_records(run: RunFolder) -> tuple[set[str], set[tuple[str, int]]]:
@@ -65,3 +76,78 @@ def list_restorable(run: RunFolder) -> list[Version]:
     """The versions that a rollback may ask for: those since the last purge."""
     versions = run.versions.all()
     return [one for one in versions if one.purge >= versions[-1].purge]
+
+
+def find_purged_files(run: RunFolder) -> list[str]:
+    """Files that hold, or may hold, something of purged images: none that a record since the purge needs.
+
+    Of encoded shards what an attempt wrote before the record that counts: it has lost, or was superseded.
+    Index shards that no version since the purge has, and that are not made of what is encoded now; tables of
+    planted queries that have one for a purged image.
+    """
+    current, segments, purge = run.versions.latest(), read_segments(run), run.purges.latest()
+    if current is None or purge is None or current.purge < purge.number:
+        return []  # not published yet
+    written: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for path in run.store.list(""):
+        if (named := parse_data_path(path)) is not None:
+            written[named].append(path)
+    unused = _list_unused_shards(run, segments, purge, written)
+    return sorted(
+        [
+            *_find_superseded(run, written),
+            *_find_older(run, unused, run.versions.path(current.number)),
+            *_find_purged_queries(run, find_purged(run, segments, purge).ids, written),
+        ]
+    )
+
+
+def _find_superseded(run: RunFolder, written: Mapping[tuple[str, int], Sequence[str]]) -> Iterator[str]:
+    log = run.commits(ENCODE_IMAGES)
+    for shard_id, commit in log.committed().items():
+        paths = (path for stage in commit.files for path in written.get((stage, shard_id), ()))
+        others = set(paths) - {file.path for file in commit.files.values()}
+        yield from _find_older(run, sorted(others), log.path(shard_id, commit.generation))
+
+
+def _list_unused_shards(
+    run: RunFolder,
+    segments: Sequence[Segment],
+    purge: Purge,
+    written: Mapping[tuple[str, int], Sequence[str]],
+) -> list[str]:
+    """Files of index shards that are neither made of what is encoded now nor in a version since the purge."""
+    encoded, used = run.commits(ENCODE_IMAGES).committed(), set[tuple[str, int] | None]()
+    for position, shards in enumerate(cut_index_shards(run, segments, purge)):
+        if all(one in encoded for one in shards):
+            used.add((BUILD_INDEX, number_index_shard(position, [encoded[one] for one in shards])))
+    for version in list_restorable(run):
+        for shard in read_manifest(run.store, version.manifest).shards:
+            used.update(parse_data_path(file.path) for file in shard.files)
+    return [
+        path
+        for named, paths in written.items()
+        if named[0] == BUILD_INDEX and named not in used
+        for path in paths
+    ]
+
+
+def _find_purged_queries(
+    run: RunFolder, purged: np.ndarray, written: Mapping[tuple[str, int], Sequence[str]]
+) -> Iterator[str]:
+    """Tables of planted queries with one for a purged image."""
+    there = {path for (stage, _), paths in written.items() if stage.startswith("queries/") for path in paths}
+    for label in (one for one in run.logs() if one.startswith(PLANT_QUERIES)):
+        for commit in run.commits(label).committed().values():
+            for file in (file for file in commit.files.values() if file.path in there):
+                table = read_table(run.store, file, columns=["image_id"])
+                if np.isin(table.column("image_id"), purged).any():
+                    yield file.path
+
+
+def _find_older(run: RunFolder, paths: Sequence[str], record: str) -> list[str]:
+    """Those that were written before a record."""
+    if not paths:
+        return []
+    recorded_at, times = run.store.modified_at(record), map_in_threads(run.store.modified_at, paths)
+    return [path for path, at in zip(paths, times, strict=True) if at < recorded_at]

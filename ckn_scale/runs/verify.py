@@ -37,6 +37,7 @@ from ckn_scale.storage.run_folder import (
     BUILD_INDEX,
     CERTIFY_INDEX,
     ENCODE_IMAGES,
+    MAKE_CODES,
     PLANT_QUERIES,
     RunFolder,
     is_of_sample,
@@ -321,8 +322,8 @@ class _Verifier:
             past = asked_before or (_is_learning(label) and self.learned)
             for commit in commits.values():
                 record = self.run.commits(label).path(commit.shard_id, commit.generation)
-                unused = step == BUILD_INDEX and commit.shard_id not in self.numbers_now
-                if purged and (unused or asked_before):
+                unused = step in (BUILD_INDEX, MAKE_CODES) and commit.shard_id not in self.numbers_now
+                if purged and (unused or step == PLANT_QUERIES):
                     continue  # what of it is needed still, versions name
                 stale = past or unused
                 remedy = f"{COPY}, or remove {record}, too: nothing needs it now" if stale else self.rebuild

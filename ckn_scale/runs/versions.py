@@ -12,6 +12,7 @@ from typing import Any
 
 from ckn_scale.errors import CorruptData, InputError, RunFailed
 from ckn_scale.failpoints import hit_failpoint
+from ckn_scale.search.versions import require_not_purged
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.models import load_models
 from ckn_scale.storage.records import map_in_threads
@@ -58,8 +59,8 @@ def roll_back(run: RunFolder, number: int | None = None) -> Version:
     """Publish again what version `number` has, by default the one before the current; what is current then.
 
     Nothing is written when the current version has the same already. InputError when there is no such
-    version, CorruptData when its files are not all there, RunFailed when another process published
-    meanwhile and it is not plain what should be restored now.
+    version or it is from before a purge, CorruptData when its files are not all there, RunFailed when
+    another process published meanwhile and it is not plain what should be restored now.
     """
     for _ in range(MAX_STARTS):
         after = max(run.versions.numbers(), default=0)  # first, so that what is read next is not older
@@ -67,6 +68,7 @@ def roll_back(run: RunFolder, number: int | None = None) -> Version:
         if current is None:
             raise InputError(f"{run.url} has no published index yet: there is nothing to go back to")
         target = _find_previous(run, current) if number is None else _read_version(run, number)
+        require_not_purged(run, target, current)
         if target.manifest.sha256 == current.manifest.sha256:
             return current
         require_whole(run, target)
@@ -117,7 +119,7 @@ def _find_previous(run: RunFolder, current: Version) -> Version:
     """The highest version below the current one that has something else."""
     for one in reversed(run.versions.all()):
         if one.number < current.number and one.manifest.sha256 != current.manifest.sha256:
-            return one
+            return one  # perhaps from before a purge: then that is said
     raise InputError(f"{run.url} has no version before {current.number} that differs from it")
 
 

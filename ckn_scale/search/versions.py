@@ -42,8 +42,19 @@ def open_version(run: RunFolder, version: int | None = None) -> PublishedVersion
     except FileNotFoundError:
         known = ", ".join(str(found.number) for found in run.versions.all()) or "none"
         raise InputError(f"{run.url} has no version {number}; published are: {known}") from None
+    if version is not None:
+        require_not_purged(run, record, run.versions.latest())
     manifest = read_manifest(run.store, record.manifest)
     return PublishedVersion(number, manifest, record)
+
+
+def require_not_purged(run: RunFolder, version: Version, current: Version | None) -> None:
+    """InputError when a version is from before a purge that the current one comes after."""
+    if current is not None and version.purge < current.purge:
+        raise InputError(
+            f"{run.url}: version {version.number} is from before a purge, which removed what it holds; "
+            f"those since then can be opened and restored (`ckn-scale versions {run.url}`)"
+        )
 
 
 def assign_shards(manifest: IndexManifest, num_groups: int) -> list[list[int]]:

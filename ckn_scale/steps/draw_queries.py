@@ -21,7 +21,7 @@ from ckn_scale.config import parse_settings
 from ckn_scale.errors import CorruptData
 from ckn_scale.steps.plan_images import QUERY_SEED
 from ckn_scale.storage.builds import name_shards
-from ckn_scale.storage.deletions import NO_IDS
+from ckn_scale.storage.deletions import NO_IDS, find_purged
 from ckn_scale.storage.plans import PlannedImage, hash_uri, iter_images, read_sample
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import ENCODE_IMAGES, RunFolder
@@ -79,11 +79,13 @@ def draw_queries(
 ) -> Draw:
     """What a version of these segments and index shards is asked, after `current`, the published one.
 
-    Images that are `dead` are not asked for. When half of what was asked before is, all is asked anew.
+    Images that are `dead` are not asked for; others are asked in their place. When half of what was asked
+    before is lost, all is asked anew.
     """
     count, gone = parse_settings(run.settings).publish.num_queries, set(dead.tolist())
     outcomes, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
-    held = [one for one in outcomes if one.image_id not in gone]
+    purged = _find_purged_files(run, segments, {one.file for one in outcomes})
+    held = [one for one in outcomes if one.image_id not in gone and one.file not in purged]
     if current is None or 2 * len(held) <= len(outcomes):
         apart, trained = _list_candidates(run, segments, gone)
         asked = (apart + trained)[:count]
@@ -91,11 +93,32 @@ def draw_queries(
         return Draw(tuple(asked), len(asked), in_sample, (), tuple(numbers), ())
     new = [segment for segment in segments if segment.number > current.segments]
     apart, _ = _list_candidates(run, new, gone)
-    asked = apart[: max(count // 2, count - len(held))]
+    added = apart[: max(count // 2, count - len(held))]
+    asked = added + _list_spare(run, segments[: current.segments], gone, held, len(outcomes) - len(held))
     taken_over = _choose_held(held, count - len(asked), count - count // 2)
     new_shards = [number for number in numbers if number not in known]
     older_shards = _draw_older(numbers, known) if asked else []
-    return Draw(tuple(asked), len(asked), 0, tuple(taken_over), tuple(new_shards), tuple(older_shards))
+    return Draw(tuple(asked), len(added), 0, tuple(taken_over), tuple(new_shards), tuple(older_shards))
+
+
+def _find_purged_files(
+    run: RunFolder, segments: Sequence[Segment], files: Iterable[StoredFile]
+) -> set[StoredFile]:
+    """Tables of queries that hold one of a purged image: they go, and others are asked instead."""
+    purged = find_purged(run, segments, run.purges.latest()).ids
+    if not len(purged):
+        return set()
+    tables = {file: read_table(run.store, file, columns=["image_id"]) for file in files}
+    return {file for file, table in tables.items() if np.isin(table.column("image_id"), purged).any()}
+
+
+def _list_spare(
+    run: RunFolder, segments: Sequence[Segment], dead: set[int], held: Sequence[QueryOutcome], count: int
+) -> list[PlannedImage]:
+    """As many images as queries were lost, of those that nothing was asked for."""
+    if count == 0:
+        return []
+    return _list_candidates(run, segments, dead | {one.image_id for one in held})[0][:count]
 
 
 def _choose_held(held: Sequence[QueryOutcome], count: int, anchors: int) -> list[QueryOutcome]:

@@ -1,9 +1,9 @@
 """Plan: list the images once, freeze the list, give ids, cut it into shards, draw the sample.
 
 A plan segment is a numbered record; new images later are the next segment. Whoever loses the race for
-a number looks again at what is new against the plan as it is then. Ids are dense and in sorted-URI
-order within a segment. The sample is the k smallest hashes of URIs: the same images for
-any sharding, order and worker count.
+a number looks again at what is new against the plan as it is then. A sync also records what is gone from
+the source as deleted. Ids are dense and in sorted-URI order within a segment. The sample is the k smallest
+hashes of URIs: the same images for any sharding, order and worker count.
 
 A background, photographs that are not indexed but teach the reduction, is drawn and frozen the same way.
 """
@@ -14,25 +14,27 @@ import contextlib
 import hashlib
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from ckn_scale.config import Settings
 from ckn_scale.errors import InputError, RunFailed, RunMismatch, TransientStoreError
 from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.schemas import PLANNED_IMAGES
+from ckn_scale.storage.deletions import BY_SYNC, BY_USER, list_deleted, read_deletions, record_deletion
 from ckn_scale.storage.filesystems import normalise_url
 from ckn_scale.storage.image_refs import sort_refs
 from ckn_scale.storage.image_sources import ImageRef, list_images
 from ckn_scale.storage.input_files import is_glob, stat_input
 from ckn_scale.storage.kept_columns import KeptColumns, to_arrow
+from ckn_scale.storage.plan_changes import ChangeCounts, SourceComparison
 from ckn_scale.storage.plans import (
     SHARDS_PER_FILE,
-    PlannedImage,
     hash_uri,
     iter_planned,
     read_segments,
@@ -61,6 +63,7 @@ _FRESH_START = "or if the first list was wrong, use another run folder or remove
 _REFS_AT_ONCE = 4096
 
 Source: TypeAlias = "str | Sequence[str]"
+OnChanges: TypeAlias = Callable[[ChangeCounts], None]
 
 
 def plan_with_background(
@@ -70,8 +73,12 @@ def plan_with_background(
     keep: Sequence[str] = (),
     *,
     append: bool = False,
+    sync: bool = False,
+    undelete: bool = False,
+    accept: bool = False,
     background: Source = (),
     models: str | None = None,
+    on_changes: OnChanges = lambda counts: None,
 ) -> RunFolder:
     """`plan_images`, and the background beside it.
 
@@ -82,7 +89,15 @@ def plan_with_background(
     begun = is_run(run_url)
     drawn = draw_background(settings, background) if background and not begun else None
     needed = 0 if background or models is not None else settings.reduction.needed_images
-    run = plan_images(run_url, settings, source, keep, append=append, at_least=needed)
+    run = plan_images(
+        *(run_url, settings, source, keep),
+        append=append,
+        sync=sync,
+        undelete=undelete,
+        accept=accept,
+        at_least=needed,
+        on_changes=on_changes,
+    )
     if background:
         record_background(run, settings, background, drawn)
     return run
@@ -95,14 +110,21 @@ def plan_images(
     keep: Sequence[str] = (),
     *,
     append: bool = False,
+    sync: bool = False,
+    undelete: bool = False,
+    accept: bool = False,
     at_least: int = 0,
+    on_changes: OnChanges = lambda counts: None,
 ) -> RunFolder:
     """The run, with its plan. The first call lists `source`; later ones find the plan frozen.
 
-    With `append` what `source` has beyond the plan becomes the next segment; without it another source
-    than the run's own, or other columns to keep, are refused. Bad input is refused before anything is
-    written: a source is listed, and found to hold an image and enough of them to learn from (`at_least`),
-    before the folder is made.
+    With `append` what `source` has beyond the plan becomes the next segment, but for what was deleted by
+    hand and did not change since (`undelete` adds that, too). `sync` also deletes what is gone from the
+    source, one that the run was planned from; RunFailed, and nothing is deleted, when that is more than
+    publish.max_gone_share of what it had, unless `accept`. Without either another source than the run's
+    own, or other columns to keep, are refused. Bad input is refused before anything is written: a source is
+    listed, and found to hold an image and enough of them to learn from (`at_least`), before the folder is
+    made. `on_changes` is told what an existing plan came to beside the source.
     """
     if normalise_url(run_url) in {normalise_url(one) for one in _as_list(source)}:
         raise InputError(
@@ -110,13 +132,22 @@ def plan_images(
         )
     listing = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
     run = RunFolder.create(run_url, settings.model_dump(mode="json"))
+    gone = 0
     for _ in range(MAX_RACES):
         segments = read_segments(run)
-        if segments and not append:
+        if segments and not append and not sync:
             _require_same_source(run, segments, source)
             _require_same_columns(run, segments, keep)
             return run
-        if _add_segment(run, settings, segments, listing or list_sorted(source, keep), source):
+        if segments and sync:
+            _require_same_source(run, segments, source, changed=True)
+        listing = listing or list_sorted(source, keep, may_be_empty=bool(segments) and sync)
+        compared = _compare_with_deleted(run, segments, source if sync else None, undelete=undelete)
+        added = _add_segment(run, settings, segments, listing, source, compared, accept=accept)
+        gone += len(compared.gone)
+        if added and segments:
+            on_changes(replace(compared.counts, deleted=gone))
+        if added:
             return run
         listing = None  # used up; what is new is looked at again, against the plan as it is now
         log.warning("%s: another process has just planned images; looking again at what is new", run.url)
@@ -127,8 +158,13 @@ def _as_list(source: Source) -> Sequence[str]:
     return [source] if isinstance(source, str) else source
 
 
-def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: Source) -> None:
-    """RunMismatch unless some segment was planned from `source`; a warning when a list was edited since."""
+def _require_same_source(
+    run: RunFolder, segments: Sequence[Segment], source: Source, *, changed: bool = False
+) -> None:
+    """RunMismatch unless some segment was planned from `source`.
+
+    A warning when a list was edited since, unless it may have `changed`.
+    """
     now = describe_source(source)
     planned = [segment.source for segment in segments]
     same = [one for one in planned if one.sha256 == now.sha256]
@@ -138,11 +174,11 @@ def _require_same_source(run: RunFolder, segments: Sequence[Segment], source: So
             f"{run.url} was planned from {known}, not from {now}: `--append` adds what {now} has to it; "
             f"to index that alone, {_FRESH_START}"
         )
-    if now.file and now.file not in {one.file for one in same}:
+    if not changed and now.file and now.file not in {one.file for one in same}:
         log.warning(
-            "%s changed after %s was planned from it, and the plan is frozen: `--append` adds what is new; "
-            "to leave out what is gone, %s",
-            *(now, run.url, _FRESH_START),
+            "%s changed after %s was planned from it, and the plan is frozen: `--append` adds what is new, "
+            "`--sync` also deletes what is gone",
+            *(now, run.url),
         )
 
 
@@ -185,12 +221,14 @@ class Listing:
     kept: KeptColumns
 
 
-def list_sorted(source: Source, keep: Sequence[str] = ()) -> Listing:
-    """All images of a source; InputError when there are none."""
+def list_sorted(source: Source, keep: Sequence[str] = (), *, may_be_empty: bool = False) -> Listing:
+    """All images of a source; InputError when there are none, unless it `may_be_empty`."""
     kept = KeptColumns(keep)
-    refs = sort_refs(kept.watch(list_images(source, keep=kept.names)))
+    refs = sort_refs(kept.watch(list_images(source, keep=kept.names, may_be_empty=may_be_empty)))
     first = next(refs, None)  # sorted, so that by now all were seen
     if first is None:
+        if may_be_empty:
+            return Listing(refs, kept)
         raise InputError(f"no image in {source}")
     return Listing(chain([first], refs), kept)
 
@@ -208,43 +246,67 @@ def _require_enough(listing: Listing, at_least: int, settings: Settings) -> List
     return replace(listing, refs=chain(first, listing.refs))
 
 
+def _compare_with_deleted(
+    run: RunFolder, segments: Sequence[Segment], synced: Source | None, *, undelete: bool
+) -> SourceComparison:
+    """A comparison that knows what was deleted and, of a source that is synced, what it was to have."""
+    records = read_deletions(run)
+    by_user, by_sync = (
+        set(list_deleted(run, [one for one in records if one.why == why]).tolist())
+        for why in (BY_USER, BY_SYNC)
+    )
+    if undelete:
+        by_user, by_sync = set(), by_user | by_sync
+    own = [] if synced is None else _segments_of(segments, describe_source(synced))
+    return SourceComparison(by_user, by_sync - by_user, own)
+
+
+def _segments_of(segments: Sequence[Segment], source: PlanSource) -> list[Segment]:
+    return [segment for segment in segments if segment.source.sha256 == source.sha256]
+
+
 def _add_segment(
-    run: RunFolder, settings: Settings, segments: Sequence[Segment], listing: Listing, source: Source
+    run: RunFolder,
+    settings: Settings,
+    segments: Sequence[Segment],
+    listing: Listing,
+    source: Source,
+    compared: SourceComparison,
+    *,
+    accept: bool,
 ) -> bool:
     """A segment of the images that are new or changed; a changed one replaces the old at the next build.
 
-    False when another process was first with the next segment.
+    What is gone is deleted before that. False when another process was first with the next segment.
     """
     columns = listing.kept.resolve_types(segments[-1].columns if segments else None)
     if empty := [name for name in columns if name not in listing.kept.names]:
         log.warning("%s: %s stay empty for what is added: --keep fills them", run.url, ", ".join(empty))
-    replaced: list[int] = []
-    fresh = select_new(listing.refs, iter_planned(run, segments), replaced)
+    fresh = compared.select_new(listing.refs, iter_planned(run, segments))
     first = next(fresh, None)
     if first is None:
         log.info("%s: nothing new in %s", run.url, source)
+        _delete_gone(run, settings, source, compared, accept=accept)
         return True
-    return write_segment(run, settings, segments, chain([first], fresh), columns, source, replaced)
+    return write_segment(
+        *(run, settings, segments, chain([first], fresh), columns, source, compared.replaced),
+        before_record=lambda: _delete_gone(run, settings, source, compared, accept=accept),
+    )
 
 
-def select_new(
-    refs: Iterator[ImageRef], planned: Iterator[PlannedImage], replaced: list[int]
-) -> Iterator[ImageRef]:
-    """Of refs and planned images, both sorted by URI, the refs the plan does not hold as they are now.
-
-    Ids of planned images whose content changed are added to `replaced`.
-    """
-    known = next(planned, None)
-    for ref in refs:
-        same: PlannedImage | None = None
-        while known is not None and known.uri <= ref.uri:
-            same = known if known.uri == ref.uri else same  # of several, the newest
-            known = next(planned, None)
-        if same is not None and (same.size_bytes, same.etag) == (ref.size_bytes, ref.etag):
-            continue
-        if same is not None:
-            replaced.append(same.image_id)
-        yield ref
+def _delete_gone(
+    run: RunFolder, settings: Settings, source: Source, compared: SourceComparison, *, accept: bool
+) -> None:
+    """Record what is gone from a source as deleted; RunFailed when it is too much to be true."""
+    gone, limit = len(compared.gone), settings.publish.max_gone_share
+    if gone > limit * compared.own_living and not accept:
+        raise RunFailed(
+            f"nothing was changed: {gone} of the {compared.own_living} images that {run.url} has of "
+            f"{describe_source(source)} are gone from there, more than publish.max_gone_share = {limit:g}; "
+            "if they are to be deleted, `--accept` does so"
+        )
+    if gone:
+        record_deletion(run, np.array(compared.gone, np.int64), BY_SYNC)
 
 
 def write_segment(
@@ -255,8 +317,12 @@ def write_segment(
     columns: Mapping[str, str],
     source: Source,
     replaced: Sequence[int],
+    before_record: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Freeze a list of images as the next segment; False when another process was first."""
+    """Freeze a list of images as the next segment; False when another process was first.
+
+    `before_record` is called when all of `refs` were seen.
+    """
     number, attempt = len(before) + 1, new_attempt()
     first_id = before[-1].next_id if before else 0
     queries = SampleDraw(QUERY_SEED, QUERY_SPARE * settings.publish.num_queries)
@@ -283,6 +349,7 @@ def write_segment(
         replaced=tuple(replaced),
         columns=dict(columns),
     )
+    before_record()
     hit_failpoint("data_written", "plan", number)
     won = run.plan.create(segment, attempt=attempt).won
     log.info("plan %s: %d images (%s)", number, segment.num_images, "won" if won else "lost")

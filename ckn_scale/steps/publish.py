@@ -32,7 +32,7 @@ from ckn_scale.storage.deletions import (
     find_tombstones,
     read_deletions,
 )
-from ckn_scale.storage.index_files import IndexManifest, read_ids, read_manifest
+from ckn_scale.storage.index_files import IndexManifest, IndexShard, read_ids, read_manifest
 from ckn_scale.storage.models import read_generation
 from ckn_scale.storage.plans import count_shards, require_segments
 from ckn_scale.storage.records import map_in_threads
@@ -204,8 +204,27 @@ def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
         dead = find_tombstones(built.run.store, shards, candidate.dead.ids)
     except CorruptData:
         return None
-    same = list(manifest.shards) == shards and np.array_equal(tombstones, dead)
+    same = _without_codes(manifest) == shards and np.array_equal(tombstones, dead)
     return latest.number if same else None
+
+
+def only_deletes(candidate: Candidate, built: BuildIndex) -> bool:
+    """Whether all that the current version lacks of a candidate are deletions."""
+    current = candidate.current
+    if current is None or current.deletions >= candidate.deletions:
+        return False
+    held = (current.build, current.segments, current.generation, current.purge)
+    wanted = (candidate.build, len(candidate.segments), candidate.generation, candidate.purge_number)
+    try:
+        manifest = read_manifest(built.run.store, current.manifest)
+    except CorruptData:
+        return False
+    return held == wanted and _without_codes(manifest) == list_index_shards(built)
+
+
+def _without_codes(manifest: IndexManifest) -> list[IndexShard]:
+    """Its shards as they are built; short codes are made of them later."""
+    return [replace(shard, codes=None) for shard in manifest.shards]
 
 
 def _check_rows(candidate: Candidate, manifest: IndexManifest) -> None:

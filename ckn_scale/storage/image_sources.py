@@ -35,16 +35,18 @@ _NAMES_CHECKED = 100  # of a list, until one is found
 Lister = Callable[[InputFile, Sequence[str]], Iterator[ImageRef]]
 
 
-def list_images(source: str | Sequence[str], *, keep: Sequence[str] = ()) -> Iterator[ImageRef]:
+def list_images(
+    source: str | Sequence[str], *, keep: Sequence[str] = (), may_be_empty: bool = False
+) -> Iterator[ImageRef]:
     """Every image of the source or sources, in no order; `keep` names columns that travel along.
 
-    InputError when a source is missing, cannot be read, or has no image in it.
+    InputError when a source is missing, cannot be read, or has no image in it and may not be empty.
     """
     sources = [source] if isinstance(source, str) else list(source)
     if not sources:
         raise InputError("no images were named")
     for one in sources:
-        yield from _list_one(one, keep)
+        yield from _list_by_form(one, keep) if may_be_empty else _list_one(one, keep)
 
 
 def read_image(uri: str, *, etag: str = "", http: HttpImages | None = None) -> bytes:

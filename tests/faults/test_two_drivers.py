@@ -144,7 +144,7 @@ def test_a_manifest_with_other_rows_than_images_is_not_published(reference, tmp_
     manifest = read_manifest(run.store, record.manifest)
     fewer = replace(manifest, rows=20, shards=(replace(manifest.shards[0], rows=20),))
     written = write_manifest(run.store, run.index_folder(candidate.build, "ab"), fewer)
-    with pytest.raises(RunFailed, match=r"has 20 rows, but 21 images are ok, 0 of them replaced"):
+    with pytest.raises(RunFailed, match=r"has 20 rows, but 21 images are ok, neither deleted nor replaced"):
         publish_version(run, candidate, written, record.certificate)
     assert run.versions.numbers() == [1]
 

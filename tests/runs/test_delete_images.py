@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from dying_verbs import go_on, stop_at
 from grown_runs import NEW, flip_bit, list_files, numbers_of
-from photo_runs import digests_of, index_command, index_here, parse
+from photo_runs import digests_of, index_here, parse, tiny_options
 
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.core.numerics import import_faiss
@@ -20,12 +20,13 @@ from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.failpoints import SHARD_VARIABLE
 from ckn_scale.runs.collect_garbage import find_garbage
-from ckn_scale.runs.delete_images import delete_images, publish_deletions
+from ckn_scale.runs.delete_images import delete_images
 from ckn_scale.runs.export import export_version
 from ckn_scale.runs.status import list_failures, shards_with_failures, summarise_run
 from ckn_scale.runs.verify import verify_run
 from ckn_scale.runs.versions import list_versions, roll_back
 from ckn_scale.search.engine import open_index
+from ckn_scale.steps.publish_deletions import publish_deletions
 from ckn_scale.storage.deletions import list_deleted, read_deletions
 from ckn_scale.storage.index_files import read_ids, read_manifest
 from ckn_scale.storage.run_folder import RunFolder
@@ -219,19 +220,6 @@ def test_a_delete_killed_anywhere_and_called_again_ends_as_one_that_was_not(
     assert_well(run)
 
 
-def stop_at(place, *arguments):
-    """A verb of its own process that stops at a place; its end is up to the caller."""
-    env = {**os.environ, SHARD_VARIABLE: f"{place}:STOP"}
-    process = subprocess.Popen(index_command(*arguments), env=env, stdout=subprocess.DEVNULL)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    return process
-
-
-def go_on(process):
-    process.send_signal(signal.SIGCONT)
-    assert process.wait(240) == 0
-
-
 @pytest.mark.parametrize("place", KILLS)
 def test_two_deletes_at_once_are_both_done(run, place):
     sleeper = stop_at(place, "delete", run, "4", "23")
@@ -263,8 +251,6 @@ def test_an_append_that_slept_through_a_delete_does_not_bring_the_image_back(run
     more = tmp_path / "more"
     more.mkdir()
     (more / "a.jpg").write_bytes(encode_jpeg(read_photo(DISTRACTORS[9]), 90))
-    from photo_runs import tiny_options
-
     options = [*tiny_options(), "--append", "--workers", "0", "--quiet"]
     sleeper = stop_at("data_written:publish:3", "index", more, run, *options)
     assert delete_images(RunFolder.open(str(run)), [4]).version == 3

@@ -160,6 +160,7 @@ def test_a_column_without_a_value_in_one_shard_has_the_type_of_the_others():
         def __init__(self, ids, kept):
             uris = [str(image_id) for image_id in ids]
             self.table = make_side_table(pa.array(ids, pa.int64()), uris, columns=pa.table({"year": kept}))
+            self.living = np.ones(len(ids), bool)
 
     early, late = Shard([0, 1], pa.nulls(2, pa.string())), Shard([2, 3], pa.array([1999, None], pa.int64()))
     schema = export_module._schema_of_images([early, late])

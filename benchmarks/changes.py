@@ -1,0 +1,129 @@
+"""What changing a large collection costs: append, delete, sync, purge, each as a call of the command line.
+
+    python benchmarks/changes.py PHOTOS [--images 100000] [--new 3] [--preset compact] [--set KEY=VALUE …]
+
+PHOTOS is a folder of a few hundred photographs. The run's images are hard links to them. Models are learned
+and one shard is encoded as ever; the other shards get random vectors and that shard's points and thumbnails,
+because encoding them all would take hours and is not what is measured. From there on everything is real:
+build, certify, publish, and then each change in a process of its own, with --workers 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ckn_scale import pipeline
+from ckn_scale.config import Resources, Settings, load_settings
+from ckn_scale.runners.driver import open_driver
+from ckn_scale.schemas import read_codes
+from ckn_scale.step import process_shard
+from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.plan_images import plan_images
+from ckn_scale.storage.records import new_attempt
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import read_table
+
+
+def link_photos(photos: Path, folder: Path, count: int) -> None:
+    """`count` images in folders of a thousand, each a link to one of the photographs."""
+    found = sorted(path for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    copies = [folder.parent / f"copy-{number}.jpg" for number in range(min(len(found), 500))]
+    for source, copy in zip(found, copies, strict=False):
+        copy.write_bytes(source.read_bytes())
+    for number in range(count):
+        target = folder / f"{number // 1000:04d}" / f"{number:07d}.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(copies[number % len(copies)], target)
+
+
+def fill_shards(run: RunFolder) -> None:
+    """Commit every shard but the first with rows like the first one's."""
+    step = EncodeImages(run)
+    first, _ = process_shard(step, 0)
+    tables = {stage: read_table(run.store, file) for stage, file in first.files.items()}
+    for shard_id in step.shard_ids()[1:]:
+        planned, attempt = step.plan.read_shard(shard_id), new_attempt()
+        ids = [image.image_id for image in planned]
+        written = {
+            stage: run.write_table(stage, shard_id, attempt, renumber(table, ids, shard_id))
+            for stage, table in tables.items()
+        }
+        commit = Commit(step.label, shard_id, 1, attempt, step.fingerprint, written, {"ok": len(ids)})
+        step.log.commit(commit)
+
+
+def renumber(table: pa.Table, ids: list[int], seed: int) -> pa.Table:
+    """So many rows of a table, under other ids; vectors are drawn at random."""
+    table = table.take(np.arange(len(ids)) % len(table))
+    table = table.set_column(0, table.schema.field(0), pa.array(ids, pa.int64()))
+    if "vector" not in table.column_names:
+        return table
+    width = read_codes(table).shape[1]
+    data = np.random.default_rng(seed).integers(0, 256, (len(ids), width), np.uint8).tobytes()
+    codes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(ids), [None, pa.py_buffer(data)])
+    place = table.schema.get_field_index("vector")
+    table = table.set_column(place, table.schema.field(place), codes)
+    state = table.schema.get_field_index("state")
+    return table.set_column(state, table.schema.field(state), pa.array(["ok"] * len(ids)))
+
+
+def make_run(images: Path, run_url: str, settings: Settings) -> None:
+    run = plan_images(run_url, settings, str(images))
+    with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
+        pipeline.train(driver)
+        fill_shards(run)
+        pipeline.publish(driver, accept=True)
+
+
+def time_verb(what: str, *arguments: str) -> None:
+    begun = time.perf_counter()
+    command = [str(Path(sys.executable).parent / "ckn-scale"), *arguments]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    print(f"{what:<28}{time.perf_counter() - begun:8.1f} s   {' | '.join(said)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--new", type=int, default=3)
+    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    chosen = ["--preset", options.preset, *(part for one in options.overrides for part in ("--set", one))]
+    local = [*chosen, "--workers", "0", "--quiet", "--accept"]
+    with tempfile.TemporaryDirectory(prefix="ckn-changes-") as name:
+        folder = Path(name)
+        images, more, run = folder / "images", folder / "more", str(folder / "run")
+        link_photos(options.photos, images, options.images)
+        begun = time.perf_counter()
+        make_run(images, run, load_settings(options.preset, None, options.overrides))
+        print(f"a run of {options.images} images: {time.perf_counter() - begun:.0f} s", flush=True)
+        more.mkdir()
+        for number in range(options.new):
+            os.link(folder / f"copy-{number}.jpg", more / f"new-{number}.jpg")
+        time_verb(f"append {options.new}", "index", str(more), run, "--append", *local)
+        time_verb("delete 3 by id", "delete", run, "5", "70000", str(options.images))
+        (folder / "uris.txt").write_text(
+            "\n".join(str(path) for path in sorted(images.rglob("*7.jpg"))[:1000])
+        )
+        time_verb("delete 1,000 by URI", "delete", run, "--uris", str(folder / "uris.txt"))
+        for path in sorted(images.rglob("*.jpg"))[3::1000]:
+            path.unlink()
+        time_verb("sync, 1 of 1,000 gone", "index", str(images), run, "--sync", *local)
+        time_verb("purge", "purge", run, "--workers", "0", "--quiet", "--accept")
+        time_verb("verify", "verify", run, "--quiet")
+
+
+if __name__ == "__main__":
+    main()
