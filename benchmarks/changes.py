@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -86,10 +87,16 @@ def make_run(images: Path, run_url: str, settings: Settings) -> None:
 
 
 def time_verb(what: str, *arguments: str) -> None:
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), _cpu_seconds()
     command = [str(Path(sys.executable).parent / "ckn-scale"), *arguments]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    print(f"{what:<28}{time.perf_counter() - begun:8.1f} s   {' | '.join(said)}", flush=True)
+    wall_s, cpu_s = time.perf_counter() - begun, _cpu_seconds() - used
+    print(f"{what:<24}{wall_s:7.1f} s{cpu_s:7.1f} s of CPU   {' | '.join(said)}", flush=True)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.router import Box, Encoded, Rejected, ServedVersion
 from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.storage.index_files import read_ids
 from ckn_scale.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -120,13 +121,13 @@ class ShardReplica:
 
 
 def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:
-    """What the router needs to know of a version: rows and id ranges of each group."""
+    """What the router needs to know of a version: living rows and id ranges of each group."""
     manifest = open_version(run, version).manifest
     groups = assign_shards(manifest, num_groups)
     owner = {shard: group for group, shards in enumerate(groups) for shard in shards}
-    rows = [0] * num_groups
+    rows, dead = [0] * num_groups, read_ids(run.store, manifest.tombstones)
     for shard in manifest.shards:
-        rows[owner[shard.shard]] += shard.rows
+        rows[owner[shard.shard]] += shard.rows - len(shard.ids_within(dead))
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
     return ServedVersion(version, tuple(rows), tuple(sorted(ranges)))
 

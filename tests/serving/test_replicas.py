@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from running_server import query_view
+from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.search.versions import latest_version_number
-from ckn_scale.serving.replicas import EncoderReplica
+from ckn_scale.serving.replicas import EncoderReplica, describe_version
 from ckn_scale.serving.router import Encoded, Rejected
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.run_folder import RunFolder
@@ -57,3 +58,11 @@ def test_a_query_past_its_time_is_ended_and_others_go_on_meanwhile(replica, vers
 def _children() -> list[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
+
+
+def test_a_version_is_described_by_its_living_rows(tmp_path):
+    index = publish_synthetic(tmp_path / "run", random_units(12), 3, deleted=[0, 1, 2, 3, 9])
+    described = describe_version(index.run, index.version, 2)
+    assert (sum(described.group_rows), described.rows) == (7, 7)
+    alone = describe_version(index.run, index.version, 3)
+    assert sorted(alone.group_rows) == [0, 3, 4], "one shard has none left, and its group is not asked"
