@@ -57,7 +57,7 @@ class BuildIndex(Step):
 
     name = BUILD_INDEX
     sections = (*EncodeImages.sections, "index")
-    version = 6
+    version = 7
 
     @cached_property
     def plan(self) -> PlanReader:
