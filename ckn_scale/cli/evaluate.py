@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import Request
-    from ckn_scale.evaluate.image_table import Place
+    from ckn_scale.evaluate.image_table import ImageTable, Place
 
 MAX_WORKERS = 16
 
@@ -101,7 +101,9 @@ def images(
         Literal["holidays", "ukbench", "oxford", "groups"],
         typer.Option(help="How DATA is laid out and scored."),
     ],
-    descriptors: Descriptors = "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix",
+    descriptors: Annotated[
+        str | None, typer.Option(help="As of `patches`; all of them, or ckn with --verify.")
+    ] = None,
     regions: Annotated[
         str | None, typer.Option(help="Half sides of the patch, in detection scales; the preset's.")
     ] = None,
@@ -122,16 +124,28 @@ def images(
     dim: Annotated[
         str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
     ] = None,
+    verify: Annotated[bool, typer.Option(help="Then by their points: selective matching, geometry.")] = False,
+    expand: Annotated[bool, typer.Option(help="Then once more, asked with the verified hits.")] = False,
+    points: Annotated[
+        str,
+        typer.Option(help="Whose codes --verify matches: ckn (the preset's), ckn-white, rootsift@REGION."),
+    ] = "ckn,rootsift@6.5",
     options: EvaluateOptions,
 ) -> None:
     """Find the images of the same thing by their VLAD vectors: mAP, or UKBench's score of 4.
+
+    With --verify and --expand also by their points, as a search does it: a row for each stage.
 
     \b
     ckn-scale evaluate images holidays/ --protocol holidays --train-images bsds500/
     ckn-scale evaluate images photos/ --protocol groups --descriptors rootsift,ckn-mix --json out.json
     ckn-scale evaluate images holidays/ --protocol holidays --descriptors ckn --train-images bsds500/ \\
       --reduction-images flickr/ --dim 128,512
+    ckn-scale evaluate images oxford5k/ --protocol oxford --train-images bsds500/ \\
+      --reduction-images flickr/ --verify --expand --json out.json
     """
+    verify = verify or expand
+    descriptors = descriptors or ("ckn" if verify else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix")
     task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_table import Place
 
@@ -144,7 +158,12 @@ def images(
         "workers": count_workers(workers, task.settings.numerics.device),
         **find_reduction_images(reduction_images, dim),
     }
-    task.report(protocol, measure_images(task, data, protocol, crop, places, how))
+    if verify:
+        if len(places) > 1:
+            raise InputError("--verify takes one region and one smoothing")
+        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, points, expand))
+    else:
+        task.report(protocol, measure_images(task, data, protocol, crop, places, how))
 
 
 @dataclass(frozen=True)
@@ -228,14 +247,51 @@ def measure_images(
     from ckn_scale.evaluate.training_images import find_images
 
     image_set = read_image_set(data, protocol, crop=crop)
-    trained_on = task.options.train_images or (data if data.is_dir() else data.parent)
+    trained_on = find_training_folder(task, data)
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
         results = summarise_images(table.measure(places), protocol)
-    facts = {"images": len(image_set.database), "queries": len(image_set.queries)}
     text = format_image_tables(results, len(table.seeds))
-    return results, text, {**facts, "trained_on": str(trained_on)}
+    return results, text, count_images(table, trained_on)
+
+
+def measure_stages(
+    task: Task,
+    data: Path,
+    protocol: str,
+    crop: bool,
+    place: Place,
+    how: dict[str, Any],
+    points: str,
+    expand: bool,
+) -> Measured:
+    from ckn_scale.evaluate.evidence_table import EvidenceTable, format_stages, parse_points
+    from ckn_scale.evaluate.image_sets import read_image_set
+    from ckn_scale.evaluate.image_table import ImageTable
+    from ckn_scale.evaluate.training_images import find_images
+
+    requests = parse_points(points, task.settings)
+    image_set = read_image_set(data, protocol, crop=crop)
+    trained_on = find_training_folder(task, data)
+    with ProgressDisplay() as display:
+        train, show = find_images(trained_on), display.show_count
+        table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
+        results = EvidenceTable(table, requests, expand).measure(place)
+    return results, format_stages(results), count_images(table, trained_on)
+
+
+def find_training_folder(task: Task, data: Path) -> Path:
+    return task.options.train_images or (data if data.is_dir() else data.parent)
+
+
+def count_images(table: ImageTable, trained_on: Path) -> dict[str, Any]:
+    images = table.images
+    return {
+        "images": len(images.database),
+        "queries": len(images.queries),
+        "trained_on": str(trained_on),
+    }
 
 
 def find_reduction_images(folder: Path | None, dim: str | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from ckn_scale.core.selective_matching import (
 )
 
 SHORTLIST = 1000  # candidates by vectors that selective matching scores
-HEAD = 100  # of them that geometry verifies
+HEAD = 200  # of them that geometry verifies
 MATCHED_ASSIGNMENTS = 8  # words of a query's point that its matches may have
 MAX_MATCHES = 512  # tentative matches of a candidate that geometry looks at, the nearest
 CELL_SHARE = 0.01  # of the longer side: inliers in one such cell count once

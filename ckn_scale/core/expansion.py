@@ -17,6 +17,7 @@ What is expanded depends on the query and its hits alone, so the order of an ans
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,8 +28,9 @@ from ckn_scale.core.specs import count_code_bytes
 
 MAX_HITS = 10  # that join the query
 MIN_INLIERS = 8  # of a hit, that lie apart
-NUM_VERIFIERS = 3  # hits that verify the head, too
-CHAINED_HEAD = 100  # candidates of it
+NUM_VERIFIERS = 3  # hits that verify, too
+CHAINED_HEAD = 60  # candidates they verify: the strongest that the query itself has not
+EXPANDED_HEAD = 200  # candidates that the query verifies, those that it has verified before included
 BOX_MARGIN = 0.1  # of the box's sides, by which the points of a hit may lie outside
 _MARGIN_PX = 8.0
 _RIDGE = 0.1  # of the trace of an average image
@@ -46,12 +48,13 @@ def make_hit_points(
     frames: np.ndarray,
     size_px: tuple[int, int],
     box: Sequence[float],
-    centroids: np.ndarray,
+    centroids: np.ndarray | None,
 ) -> QueryPoints:
     """The points of one indexed image that lie in the box which matched the query.
 
     `frames` (P, 9) as packed; `box` in pixels of `size_px`. A point is scored by the one word it is stored
-    under; for matching it gets more, the nearest of what its word and code say about its descriptor.
+    under; with `centroids`, the words of points, it gets more for matching: the nearest of what its word and
+    code say about its descriptor. That takes time and is for hits that verify.
     """
     unpacked = unpack_frames(frames, *size_px).frames
     low, high = np.array(box[:2], np.float64), np.array(box[2:], np.float64)
@@ -59,15 +62,20 @@ def make_hit_points(
     at = unpacked[:, :, 2]
     inside = ((at >= low - margin) & (at <= high + margin)).all(axis=1)
     words, codes = points.words[inside], points.codes[inside]
+    hit = QueryPoints(words[:, None], codes[:, None], unpacked[inside], size_px, num_scored=1)
+    return hit if centroids is None else _widen(hit, centroids)
+
+
+def _widen(hit: QueryPoints, centroids: np.ndarray) -> QueryPoints:
+    own, own_codes = hit.words[:, 0], hit.codes[:, 0]
+    restored = restore_descriptors(own, own_codes, centroids)
     number = min(MATCHED_ASSIGNMENTS, len(centroids))
-    nearest, their_codes = encode_query(
-        restore_descriptors(words, codes, centroids), centroids, num_assignments=number
-    )
-    order = _put_first(nearest, words)
-    nearest = np.take_along_axis(nearest, order, axis=1)
-    their_codes = np.take_along_axis(their_codes, order[..., None], axis=1)
-    nearest[:, 0], their_codes[:, 0] = words, codes
-    return QueryPoints(nearest, their_codes, unpacked[inside], size_px, num_scored=1)
+    words, codes = encode_query(restored, centroids, num_assignments=number)
+    order = _put_first(words, own)
+    words = np.take_along_axis(words, order, axis=1)
+    codes = np.take_along_axis(codes, order[..., None], axis=1)
+    words[:, 0], codes[:, 0] = own, own_codes
+    return replace(hit, words=words, codes=codes)
 
 
 def restore_descriptors(words: np.ndarray, codes: np.ndarray, centroids: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 INLIER_SHARE = 0.02  # of an image's longer side
 MAX_HYPOTHESES = 128  # more matches than this: so many of them propose, spread over the image
 NUM_REFINED = 3  # hypotheses of each candidate that are fitted
+MIN_SUPPORT = 3.0  # of the best hypothesis, else nothing is fitted: most candidates show something else
 MIN_HOMOGRAPHY_INLIERS = 10
 MAX_STRETCH = 10.0  # of the longer to the shorter axis that a circle becomes
 MAX_DEPTH_RATIO = 3.0  # by which perspective may enlarge or shrink, against the middle of the matches
@@ -202,22 +203,32 @@ def _divide(second: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def _fit_group(group: _Group, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Maps (G, 3, 3) of x to y, their inliers (G, M), and whether each is a homography (G,)."""
-    size = len(counts)
     models, support = _score_hypotheses(group, counts)
     best = np.argsort(-support, axis=1, kind="stable")[:, :NUM_REFINED]
     models = np.take_along_axis(models, best[..., None, None], axis=1)
-    repeated = group.take(np.repeat(np.arange(size), best.shape[1]))
-    refined, support = repeated.refine(models.reshape(-1, 3, 3), AFFINE_ROUNDS, perspective=False)
-    winner = np.arange(size) * best.shape[1] + support.reshape(size, -1).argmax(axis=1)
+    found, bent = models[:, 0].copy(), np.zeros(len(counts), bool)
+    promising = np.flatnonzero(support.max(axis=1) >= MIN_SUPPORT)
+    if len(promising):
+        found[promising], bent[promising] = _refine(group, models[promising], promising)
+    sane = found[:, 2, 2] > 0
+    inliers = sane[:, None] & (group.take(np.arange(len(counts))).measure(found)[0] <= 1)
+    return found, inliers, bent
 
-    matches = group.take(np.arange(size))
+
+def _refine(group: _Group, models: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best map (G, 3, 3) that hypotheses (G, R, 3, 3) of some candidates lead to, and if it is bent."""
+    size, number = models.shape[:2]
+    repeated = group.take(np.repeat(chosen, number))
+    refined, support = repeated.refine(models.reshape(-1, 3, 3), AFFINE_ROUNDS, perspective=False)
+    winner = np.arange(size) * number + support.reshape(size, -1).argmax(axis=1)
+
+    matches = group.take(chosen)
     affine, support = matches.refine(refined[winner], LAST_AFFINE_ROUNDS, perspective=False)
     bent, bent_support = matches.refine(refined[winner], HOMOGRAPHY_ROUNDS, perspective=True)
     inliers, bent_inliers = (matches.measure(one)[0] <= 1 for one in (affine, bent))
     use_bent = bent_inliers.sum(axis=1) >= np.maximum(inliers.sum(axis=1), MIN_HOMOGRAPHY_INLIERS)
     use_bent &= bent_support > support
-    models = np.where(use_bent[:, None, None], bent, affine)
-    return models, np.where(use_bent[:, None], bent_inliers, inliers), use_bent
+    return np.where(use_bent[:, None, None], bent, affine), use_bent
 
 
 def _score_hypotheses(group: _Group, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

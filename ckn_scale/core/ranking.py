@@ -15,6 +15,8 @@ import numpy as np
 from ckn_scale.core.evidence import HEAD, SHORTLIST, Evidence, QueryPoints, choose_head, join_evidence
 from ckn_scale.core.expansion import (
     CHAINED_HEAD,
+    EXPANDED_HEAD,
+    MIN_INLIERS,
     NUM_VERIFIERS,
     average_vectors,
     chain_inliers,
@@ -41,7 +43,10 @@ class Candidates(Protocol):
     def load_hits(
         self, image_ids: np.ndarray, evidence: Sequence[Evidence]
     ) -> tuple[np.ndarray, list[QueryPoints]]:
-        """Vectors (H, D) of these images, and their points in the box of the evidence (`make_hit_points`)."""
+        """Vectors (H, D) of these images, and their points in the box of the evidence (`make_hit_points`).
+
+        The first `NUM_VERIFIERS` have the words that matching takes.
+        """
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def expand_ranking(
     first: Ranking,
     *,
     shortlist: int = SHORTLIST,
-    head: int = HEAD,
+    head: int = EXPANDED_HEAD,
 ) -> Ranking:
     """The answer once more, asked by the query and its verified hits together; without a hit, `first`."""
     own = np.array(
@@ -129,7 +134,9 @@ def _verify_head(candidates: Candidates, query: QueryPoints, found: Ranking, hea
 def _chain(
     candidates: Candidates, found: Ranking, hits: Sequence[tuple[int, Evidence, QueryPoints]]
 ) -> dict[int, int]:
-    head = found.image_ids[found.order()[:CHAINED_HEAD]]
+    """Inliers over hits of the strongest candidates that the query has not verified itself, by id."""
+    order = found.order()
+    head = found.image_ids[order[found.inliers[order] < MIN_INLIERS][:CHAINED_HEAD]]
     chained: dict[int, int] = {}
     for image_id, link, points in hits:
         others = head[head != image_id]

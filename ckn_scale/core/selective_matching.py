@@ -114,7 +114,7 @@ def aggregate_points(points: PointSets) -> PointSets:
 
 def _vote(codes: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(G, B) the majority of each bit in groups of codes, `counts` from `starts` on; a tie is the first's."""
-    voted: np.ndarray = codes[starts]  # of one code, and of two: where they differ is a tie
+    voted: np.ndarray = _take(codes, starts)  # of one code, and of two: where they differ is a tie
     three = np.flatnonzero(counts == 3)
     a, b, c = (codes[starts[three] + place] for place in range(3))
     voted[three] = (a & b) | (c & (a | b))
@@ -182,15 +182,15 @@ def score_points(
     falls = np.flatnonzero(candidates.words[1:] < candidates.words[:-1]) + 1
     if not np.isin(falls, begins).all():
         raise ValueError("the candidates' points must be sorted by word")
-    num_words = np.diff(np.concatenate([[0], np.cumsum(is_start)])[candidates.offsets])
     starts = np.flatnonzero(is_start)
+    num_words = np.diff(np.searchsorted(starts, candidates.offsets))
     position = np.full(MAX_WORDS, -1, np.int32)
     position[query.words] = np.arange(len(query.words))
     partner = position[candidates.words[starts]]
     shared = np.flatnonzero(partner >= 0)
     counts = np.diff(starts, append=len(candidates.words))[shared]
     codes = _vote(candidates.codes, starts[shared], counts)
-    distances = _count_differences(query.codes[partner[shared]], codes)
+    distances = _count_differences(_take(query.codes, partner[shared]), codes)
     image = np.repeat(np.arange(len(candidates)), num_words)[shared]
     weights = _weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances]
     totals = np.bincount(image, weights=weights, minlength=len(candidates))
@@ -226,7 +226,7 @@ def match_points(
     within = np.arange(len(point)) - np.repeat(np.cumsum(partners) - partners, partners)
     assignment = by_word[starts[candidates.words[point]] + within]
     flat_codes = codes.reshape(words.size, codes.shape[-1])
-    distances = _count_differences(flat_codes[assignment], candidates.codes[point])
+    distances = _count_differences(_take(flat_codes, assignment), _take(candidates.codes, point))
     near = np.flatnonzero(distances <= int(max_difference * 8 * codes.shape[-1] + 1e-9))
     query, point = assignment[near] // num_assignments, point[near]
     distances = distances[near].astype(np.int64)
@@ -262,6 +262,12 @@ def _keep_mutual(
     mutual = mutual[np.argsort(pair_of_query[mutual], kind="stable")]
     offsets = np.searchsorted(image[mutual], np.arange(len(candidates) + 1))
     return TentativeMatches(query[mutual], point[mutual], distances[mutual], offsets)
+
+
+def _take(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """codes[rows] of (N, B), three times as fast."""
+    whole: np.ndarray = np.ascontiguousarray(codes).view(np.uint64).take(rows, axis=0)
+    return whole.view(np.uint8)
 
 
 def _count_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -67,6 +67,7 @@ class Compared:
     weight: float
     num_words: int
     seconds: float
+    max_points: int | None = None  # of an image, the strongest
 
 
 @dataclass
@@ -113,6 +114,7 @@ class ImageTable:
         source = training.source(place.region, member.settings.sample)
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
+        max_points = None if member.channel is None else member.channel.max_points
         what = f"{member.label}, region {place.region:g}"
         files = self.images.images
         seconds = describe_files(files, reader, keyed, what, self.on_progress, workers=self.workers)
@@ -124,9 +126,9 @@ class ImageTable:
         similarities: Similarities = {}
         for seed in self.seeds:
             for intra in self.intra_choices:
-                vectors = _aggregate_files(reader, files, keyed, words[seed], intra)
+                vectors = _aggregate_files(reader, files, keyed, words[seed], intra, max_points)
                 similarities[seed, intra] = np.matmul(*self.split(vectors))
-        return Compared(similarities, words, keyed, member.weight, vlad.num_words, seconds)
+        return Compared(similarities, words, keyed, member.weight, vlad.num_words, seconds, max_points)
 
     def _fit_words(
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int
@@ -193,7 +195,7 @@ class ImageTable:
         reader = self.reader.with_region(place.region)
         blocks = [
             np.float32(np.sqrt(one.weight))
-            * _aggregate_files(reader, files, one.keyed, one.words[seed], intra)
+            * _aggregate_files(reader, files, one.keyed, one.words[seed], intra, one.max_points)
             for one in members
         ]
         mixed: np.ndarray = np.concatenate(blocks, axis=1) / np.float32(
@@ -227,14 +229,11 @@ def _aggregate_files(
     keyed: KeyedDescriptor,
     centroids: np.ndarray,
     intra: bool,
+    max_points: int | None,
 ) -> np.ndarray:
-    """(N, K · D) VLADs in the order of the files."""
-    return np.stack(
-        [
-            aggregate_vlad(describe_regions(reader, file, keyed)[0], centroids, intra_normalise=intra)
-            for file in files
-        ]
-    )
+    """(N, K · D) VLADs of the strongest points, in the order of the files."""
+    described = (describe_regions(reader, file, keyed)[0][:max_points] for file in files)
+    return np.stack([aggregate_vlad(rows, centroids, intra_normalise=intra) for rows in described])
 
 
 def score_rankings(images: ImageSet, similarities: np.ndarray) -> float:

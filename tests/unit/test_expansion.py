@@ -79,6 +79,9 @@ def test_a_hit_asks_by_its_points_inside_the_box():
     np.testing.assert_array_equal(hit.codes[:, 0], points.codes[inside])
     assert all(len(set(row)) == MATCHED_ASSIGNMENTS for row in hit.words.tolist())
     assert set(hit.aggregated.words) == set(points.words[inside])  # scored by the stored word alone
+    plain = make_hit_points(points, packed, SIZE, (100.0, 100.0, 200.0, 300.0), None)
+    np.testing.assert_array_equal(plain.words, hit.words[:, :1])
+    np.testing.assert_array_equal(plain.aggregated.codes, hit.aggregated.codes)
     nowhere = make_hit_points(points, packed, SIZE, (-500.0, -500.0, -400.0, -400.0), centroids)
     assert len(nowhere) == 0
 
