@@ -115,7 +115,8 @@ class ArrayCandidates:
 
     def score(self, query: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
         if 2 * len(image_ids) > len(self.images):  # a score does not depend on the others
-            return score_shortlist(query, self._all)[image_ids]
+            scores: np.ndarray = score_shortlist(query, self._all)[image_ids]
+            return scores
         return score_shortlist(query, self._gather(image_ids))
 
     def verify(self, query: QueryPoints, image_ids: np.ndarray) -> list[Evidence]:
