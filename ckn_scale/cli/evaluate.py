@@ -130,11 +130,15 @@ def images(
         str,
         typer.Option(help="Whose codes --verify matches: ckn (the preset's), ckn-white, rootsift@REGION."),
     ] = "ckn,rootsift@6.5",
+    through_index: Annotated[
+        bool, typer.Option(help="By searches of a run that is built on the spot: codes, shards and all.")
+    ] = False,
     options: EvaluateOptions,
 ) -> None:
     """Find the images of the same thing by their VLAD vectors: mAP, or UKBench's score of 4.
 
-    With --verify and --expand also by their points, as a search does it: a row for each stage.
+    With --verify and --expand also by their points, as a search does it: a row for each stage. With
+    --through-index images are indexed and searched as a user does it, with models of --train-images.
 
     \b
     ckn-scale evaluate images holidays/ --protocol holidays --train-images bsds500/
@@ -158,7 +162,9 @@ def images(
         "workers": count_workers(workers, task.settings.numerics.device),
         **find_reduction_images(reduction_images, dim),
     }
-    if verify:
+    if through_index:
+        task.report(protocol, measure_through_index(task, data, protocol, crop, reduction_images, how))
+    elif verify:
         if len(places) > 1:
             raise InputError("--verify takes one region and one smoothing")
         task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, points, expand))
@@ -279,6 +285,33 @@ def measure_stages(
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
         results = EvidenceTable(table, requests, expand).measure(place)
     return results, format_stages(results), count_images(table, trained_on)
+
+
+def measure_through_index(
+    task: Task, data: Path, protocol: str, crop: bool, background: Path | None, how: dict[str, Any]
+) -> Measured:
+    from tempfile import TemporaryDirectory
+
+    from ckn_scale.config import parse_resources
+    from ckn_scale.evaluate.image_sets import read_image_set
+    from ckn_scale.evaluate.through_index import format_answers, measure_index
+    from ckn_scale.pipeline import index_images
+    from ckn_scale.search.engine import open_index
+
+    image_set = read_image_set(data.absolute(), protocol, crop=crop)
+    trained_on = find_training_folder(task, data).absolute()
+    resources = parse_resources({"workers": how["workers"]})
+    with TemporaryDirectory() as folder, ProgressDisplay() as display:
+        learned, run, listed = (f"{folder}/{name}" for name in ("models", "run", "images.txt"))
+        Path(listed).write_text("\n".join(str(file.path) for file in image_set.database))
+        others = () if background is None else str(background.absolute())
+        announce("learning models")
+        index_images(str(trained_on), learned, task.settings, resources, background=others, accept=True)
+        announce("indexing the set")
+        index_images(listed, run, task.settings, resources, models=learned, accept=True)
+        results = measure_index(image_set, open_index(run), display.show_count)
+    facts = {"images": len(image_set.database), "queries": len(image_set.queries), "through_index": True}
+    return results, format_answers(results), {**facts, "trained_on": str(trained_on)}
 
 
 def find_training_folder(task: Task, data: Path) -> Path:

@@ -41,6 +41,19 @@ def test_every_stage_has_a_row_for_each_kind_of_codes(groups, run, cache, tmp_pa
     assert "expanded" not in again.output
 
 
+def test_a_set_is_asked_of_a_published_index(groups, run, cache, tmp_path):
+    out = tmp_path / "out.json"
+    more = ["--through-index", "--workers", "1", "--json", out]
+    result = run("evaluate", "images", groups, *TINY, *cache, "--protocol", "groups", *more)
+    assert result.exit_code == 0, result.output
+    content = json.loads(out.read_text())
+    assert content["through_index"]
+    rows = {one["stage"]: one for one in content["results"]}
+    assert set(rows) >= {"vlad", "verified"}
+    assert rows["verified"]["map"] == 1
+    assert 0.5 < rows["vlad"]["map"] <= 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
