@@ -1,11 +1,12 @@
-"""One image to its vector, by stage: the preset's CKNs against OpenCV's RootSIFT, both with VLAD.
+"""One image to its vector and points, by stage: the preset's CKNs against OpenCV's RootSIFT, both with VLAD.
 
     python benchmarks/image.py --images HOLIDAYS --train-images PHOTOS [--points 800] [--json FILE]
 
-Both take the same number of points per image and as many words; both learn on PHOTOS. Time: CPU time of
-one thread, the median over some images of HOLIDAYS, stages of both in turn. Retrieval: mean average
-precision on HOLIDAYS (names as in the Holidays set: queries end in 00), mean of three codebooks, without
-and with unit blocks, the better one counts. `--no-map` leaves retrieval out.
+Ours also flattens the vector, makes its code, and gives each point its word and code. Both take the same
+number of points per image and as many words; both learn on PHOTOS. Time: CPU time of one thread, the median
+over some images of HOLIDAYS, stages of both in turn. Retrieval: mean average precision on HOLIDAYS (names as
+in the Holidays set: queries end in 00), mean of three codebooks, without and with unit blocks, the better one
+counts. `--no-map` leaves retrieval out.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ import cv2
 import numpy as np
 
 from ckn_scale.config import Settings, load_settings
-from ckn_scale.core.descriptors import PatchDescriptor
+from ckn_scale.core.ckn import encode_patches
+from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.encoder import Channel, ImageEncoder
+from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.images import decode_image, to_luma
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.patches import extract_patches
-from ckn_scale.core.preprocessor import detect_keypoints
+from ckn_scale.core.pca import Projection
+from ckn_scale.core.points import PointModel, fit_point_projection
+from ckn_scale.core.preprocessor import PreparedImage, Preprocessor, detect_keypoints
+from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import fit_member, list_members, parse_requests
@@ -41,6 +48,7 @@ from ckn_scale.evaluate.regions import RegionReader
 from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 
 SEEDS = (0, 1, 2)
+NUM_NOISE = 300  # rows that the flattening is learned on, as many as bsds500 has photographs
 Stages = dict[str, float]
 
 
@@ -81,37 +89,64 @@ def time_opencv(data: bytes, settings: Settings, words: np.ndarray, detector: An
     return watch.stages
 
 
-def time_ours(
-    data: bytes, settings: Settings, channels: Sequence[tuple[PatchDescriptor, np.ndarray]]
-) -> Stages:
+def time_ours(data: bytes, settings: Settings, encoder: ImageEncoder) -> Stages:
+    """All that encoding computes of an image, one after the other: its vector's code and its points."""
     watch = Stopwatch()
     image = decode_image(data, settings.images)
     watch.lap("decode")
     keypoints = detect_keypoints(image, settings.keypoints)
     watch.lap("detect")
     patches = extract_patches(image, keypoints, settings.patches)
+    prepared = PreparedImage(image, keypoints, patches, (image.shape[1], image.shape[0]))
     watch.lap("patches")
-    for descriptor, words in channels:
-        rows = descriptor.describe(patches)
-        watch.lap(f"describe {descriptor.name}")
-        aggregate_vlad(rows, words, intra_normalise=settings.vlad.intra_normalise)
-        watch.lap("aggregate")
+    described = []
+    for channel in encoder.channels:
+        described.append(channel.describe([prepared], with_points=True))
+        watch.lap(f"describe {channel.name}")
+    vlad = encoder.aggregate([one.rows[0] for one in described])
+    watch.lap("aggregate")
+    make_codec(settings.reduction.stored, encoder.dim).encode(encoder.reduce(vlad[None]))
+    watch.lap("reduce, code")
+    encoder.encode_points(prepared, [one.points[0] for one in described if one.points])
+    watch.lap("points")
     return watch.stages
 
 
-def fit_channels(
-    settings: Settings, train: Sequence[Path], cache: ContentCache
-) -> list[tuple[PatchDescriptor, np.ndarray]]:
-    """Each channel of the preset with its words."""
+def fit_encoder(settings: Settings, train: Sequence[Path], cache: ContentCache) -> ImageEncoder:
+    """The preset's networks and words. Words of points are descriptors as they come and the flattening is
+    learned on noise: what they are worth does not show in the time."""
     reader = RegionReader(settings.images, settings.keypoints, settings.patches, cache)
-    training = TrainingPatches(train, reader, lambda *_: None)
-    source = training.source(settings.patches.region, settings.sample)
-    channels = []
-    for member in list_members(parse_requests("ckn", lambda _: settings)):
-        keyed = fit_member(member, None, source, cache)
-        rows = keyed.descriptor.describe(source(min(20_000, settings.vlad.num_descriptors)))
-        channels.append((keyed.descriptor, fit_codebook(rows, settings.vlad.num_words)))
-    return channels
+    source = TrainingPatches(train, reader, lambda *_: None).source(settings.patches.region, settings.sample)
+    patches = source(min(20_000, settings.vlad.num_descriptors))
+    channels, points = [], settings.points
+    projections: dict[str, Projection] = {}
+    for member, spec in zip(
+        list_members(parse_requests("ckn", lambda _: settings)), settings.channels, strict=True
+    ):
+        descriptor = fit_member(member, None, source, cache).descriptor
+        assert isinstance(descriptor, CknDescriptor)
+        name, projector = spec.ckn.channel, None
+        if name in settings.point_channels:
+            rows = encode_patches(descriptor.ckn, patches, batch_size=settings.numerics.batch_patches)
+            projections[name] = fit_point_projection(rows, points)
+            projector = descriptor.fold(projections[name])
+        words = fit_codebook(descriptor.describe(patches), settings.vlad.num_words)
+        channels.append(Channel(descriptor, words, spec.weight, spec.max_points, projector))
+    dim = sum(channel.centroids.size for channel in channels)
+    noise = np.random.default_rng(0).standard_normal((NUM_NOISE, dim), np.float32)
+    by_name = {channel.name: channel for channel in channels}
+    described = [
+        by_name[name].descriptor.describe_with(patches[: points.num_words], [by_name[name].points])[1]
+        for name in projections
+    ]
+    model = PointModel(projections, np.concatenate(described, axis=1), points.max_points)
+    return ImageEncoder(
+        Preprocessor(settings.images, settings.keypoints, settings.patches),
+        tuple(channels),
+        settings.vlad.intra_normalise,
+        fit_flattening(noise, NUM_NOISE // 4),
+        model,
+    )
 
 
 def describe_files_by_opencv(
@@ -169,6 +204,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=Path, required=True, help="a folder named like the Holidays set")
     parser.add_argument("--train-images", type=Path, required=True)
     parser.add_argument("--preset", default="compact")
+    parser.add_argument("--set", action="append", default=[], help="key.path=value, over the preset")
     parser.add_argument("--points", type=int, default=800)
     parser.add_argument("--timed", type=int, default=20, help="how many images are timed")
     parser.add_argument("--no-map", action="store_true", help="time only")
@@ -180,24 +216,27 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     set_compute_threads(1)
-    settings = load_settings(arguments.preset)
+    settings = load_settings(arguments.preset, None, arguments.set)
     keypoints = replace(settings.keypoints, max_keypoints=arguments.points)
     settings = settings.model_copy(update={"keypoints": keypoints})
     images, train = read_image_set(arguments.images, "holidays"), find_images(arguments.train_images)
     cache, detector = ContentCache(arguments.cache), cv2.SIFT.create(arguments.points)
-    channels = fit_channels(settings, train, cache)
+    encoder = fit_encoder(settings, train, cache)
     words = np.eye(128, dtype=np.float32)[: settings.vlad.num_words]
     step = max(1, len(images.database) // arguments.timed)
     files = [file.read() for file in images.database[::step]]
     stages = {
-        "ckn": take_medians(lambda data: time_ours(data, settings, channels), files),
+        "ckn": take_medians(lambda data: time_ours(data, settings, encoder), files),
         "opencv": take_medians(lambda data: time_opencv(data, settings, words, detector), files),
     }
     maps: dict[str, float | None] = {"ckn": None, "opencv": None}
     if not arguments.no_map:
         maps["ckn"] = measure_our_map(images, settings, train, cache)
         maps["opencv"] = measure_opencv_map(images, settings, train, detector)
-    for name, title in (("ckn", f"{arguments.preset}: CKN + VLAD"), ("opencv", "OpenCV RootSIFT + VLAD")):
+    for name, title in (
+        ("ckn", f"{arguments.preset}: vector and points"),
+        ("opencv", "OpenCV RootSIFT + VLAD"),
+    ):
         print_stages(title, stages[name], maps[name])
     ratio = sum(stages["ckn"].values()) / sum(stages["opencv"].values())
     print(f"\ntime, ours / OpenCV: {ratio:.2f}")

@@ -33,6 +33,7 @@ _LOG_OF_ZERO = -1e4  # two to this power is exactly zero in every float type
 # Sub-patches and responses of one group of patches (floats): near a core's cache, yet large enough
 # that the cost of calling an operation does not show.
 _GROUP_FLOATS = 3 << 20
+_MAX_GROUP = 64  # larger ones are no faster, and the last one of an image is padded
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -53,7 +54,7 @@ def encode_patches(
     out = np.empty((len(patches), ckn.dim), np.float32)
     for start, batch in pad_batches(patches, encoder.batch_size):
         rows = out[start : start + encoder.batch_size]
-        rows[:] = encoder.encode_batch(batch)[: len(rows)].float().cpu().numpy()
+        rows[:] = encoder.encode_batch(batch, count=len(rows))[: len(rows)].float().cpu().numpy()
     return out
 
 
@@ -114,7 +115,7 @@ class CknEncoder:
                 ckn.layers, ckn.layers[1:], layer_sides(spec, size_px), strict=False
             )
         ]
-        self.out = like.new_empty(batch_size, ckn.dim)
+        self.out = like.new_zeros(batch_size, ckn.dim)
         self._lock = threading.Lock()
 
     def encode_group(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
@@ -124,10 +125,15 @@ class CknEncoder:
             maps = layer(maps, apply_factor=last_factor or layer is not self.deep[-1])
         return maps
 
-    def encode_batch(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
-        """`batch_size` patches → (batch_size, dim), to the power the spec asks for."""
+    def encode_batch(
+        self, patches: np.ndarray, *, last_factor: bool = True, count: int | None = None
+    ) -> Tensor:
+        """`batch_size` patches → (batch_size, dim), to the power the spec asks for.
+
+        Only the first `count` rows mean anything: groups that are padding alone do not go through the layers.
+        """
         with torch.inference_mode(), self._lock, _exact_convolutions(self.device):
-            for start in range(0, self.batch_size, self.group):
+            for start in range(0, self.batch_size if count is None else count, self.group):
                 rows = slice(start, start + self.group)
                 self.out[rows] = self.encode_group(patches[rows], last_factor=last_factor).flatten(1)
             return raise_to_power(self.out, self.ckn.spec.descriptor_power)
@@ -140,7 +146,7 @@ def _choose_group(ckn: Ckn, batch_size: int) -> int:
     widths = [layer.weights.shape[1] + len(layer.weights) for layer in ckn.layers]
     largest = max(side**2 * width for side, width in zip(sides, widths, strict=True))
     limit = max(1, _GROUP_FLOATS // largest)
-    return max(divisor for divisor in range(1, limit + 1) if batch_size % divisor == 0)
+    return max(divisor for divisor in range(1, min(limit, _MAX_GROUP) + 1) if batch_size % divisor == 0)
 
 
 def _exact_convolutions(device: torch.device) -> AbstractContextManager[None]:

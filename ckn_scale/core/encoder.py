@@ -53,7 +53,16 @@ class EncodedImage:
     descriptors: np.ndarray  # (N, D) float32 in the points' space
 
 
-_NO_POINTS = (
+class EncodedPoints(NamedTuple):
+    """The last four fields of an encoded image."""
+
+    frames: np.ndarray
+    words: np.ndarray
+    codes: np.ndarray
+    descriptors: np.ndarray
+
+
+_NO_POINTS = EncodedPoints(
     np.empty((0, BYTES_PER_FRAME), np.uint8),
     np.empty(0, np.uint16),
     np.empty((0, 0), np.uint8),
@@ -176,23 +185,21 @@ class ImageEncoder:
     ) -> EncodedImage:
         """`rows` of each channel, for the VLAD; `points` of each that describes points, if any are wanted."""
         height_px, width_px = prepared.image.shape[:2]
-        vector = self._aggregate(rows)
-        if self.points is None or not points:
-            return EncodedImage(vector, width_px, height_px, prepared.original_size_px, *_NO_POINTS)
+        matched = _NO_POINTS if self.points is None or not points else self.encode_points(prepared, points)
+        return EncodedImage(self.aggregate(rows), width_px, height_px, prepared.original_size_px, *matched)
+
+    def encode_points(self, prepared: PreparedImage, points: Sequence[np.ndarray]) -> EncodedPoints:
+        """The points of one image, described (N, d) by each channel that does."""
+        if self.points is None:
+            raise ValueError("this encoder has no model of points")
+        height_px, width_px = prepared.image.shape[:2]
         descriptors = np.concatenate(points, axis=1)[: self.points.max_points]
         words = assign_words(descriptors, self.points.centroids)
-        return EncodedImage(
-            vector=vector,
-            width_px=width_px,
-            height_px=height_px,
-            original_size_px=prepared.original_size_px,
-            frames=pack_frames(prepared.keypoints, width_px, height_px)[: len(words)],
-            words=words.astype(np.uint16),
-            codes=pack_codes(descriptors, words, self.points.centroids),
-            descriptors=descriptors,
-        )
+        frames = pack_frames(prepared.keypoints, width_px, height_px)[: len(words)]
+        codes = pack_codes(descriptors, words, self.points.centroids)
+        return EncodedPoints(frames, words.astype(np.uint16), codes, descriptors)
 
-    def _aggregate(self, described: Sequence[np.ndarray]) -> np.ndarray:
+    def aggregate(self, described: Sequence[np.ndarray]) -> np.ndarray:
         blocks = [
             aggregate_vlad(rows, channel.centroids, intra_normalise=self.intra_normalise)
             * np.float32(np.sqrt(channel.weight))

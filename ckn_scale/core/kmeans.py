@@ -9,6 +9,7 @@ from torch import Tensor
 from ckn_scale.core.sampling import hash_priorities, smallest
 
 _BLOCK_ROWS = 16_384
+_BLOCK_PRODUCTS = 1 << 24  # of rows and centroids, at a time
 
 
 def cluster(
@@ -45,14 +46,19 @@ def cluster(
 
 def find_nearest(points: Tensor, centroids: Tensor, *, spherical: bool = False) -> tuple[Tensor, Tensor]:
     """The nearest centroid (N,) of each point (N, D), and its score: x·c, less ‖c‖²/2 unless `spherical`."""
-    half_squares = None if spherical else centroids.square().sum(dim=1) / 2
+    half_squares = centroids.square().sum(dim=1).mul_(0 if spherical else 0.5)
+    block = min(_BLOCK_ROWS, max(256, _BLOCK_PRODUCTS // len(centroids)))
     clusters, scores = [], []
-    for start in range(0, len(points), _BLOCK_ROWS):
-        products = points[start : start + _BLOCK_ROWS] @ centroids.T
-        best = (products if half_squares is None else products - half_squares).max(dim=1)
+    for start in range(0, len(points), block):
+        best = compare_to_centroids(points[start : start + block], centroids, half_squares).max(dim=1)
         clusters.append(best.indices)
         scores.append(best.values)
     return torch.cat(clusters), torch.cat(scores)
+
+
+def compare_to_centroids(points: Tensor, centroids: Tensor, half_squares: Tensor) -> Tensor:
+    """(N, K): x·c − ‖c‖²/2, the largest where c is nearest to x."""
+    return torch.addmm(half_squares, points, centroids.T, beta=-1)
 
 
 def add_to_clusters(sums: Tensor, clusters: Tensor, rows: Tensor) -> None:

@@ -46,7 +46,7 @@ class EncodedRow:
 
 class EncodeImages(Step):
     name = ENCODE_IMAGES
-    version = 4
+    version = 5
     sections = ("images", "keypoints", "patches", "channels", "vlad", "reduction", "points", "encode")
 
     @cached_property

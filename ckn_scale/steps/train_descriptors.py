@@ -52,7 +52,7 @@ class DescribePatches(ChannelPartStep):
     form: Form
 
     name = "describe_patches"
-    version = 2
+    version = 3
     sections = DESCRIPTOR_SECTIONS
     label_fields = ("form",)
 
@@ -137,6 +137,7 @@ class TrainCodebook(ChannelStep):
     """k-means of a channel's projected descriptors: the words of the VLAD."""
 
     name = "train_codebook"
+    version = 2
     sections = (*TRAINING_SECTIONS, "vlad")
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
@@ -153,6 +154,7 @@ class TrainPointWords(Step):
     """k-means of what describes points, all channels side by side: as many words as the sample supports."""
 
     name = "train_point_words"
+    version = 2
     sections = DESCRIPTOR_SECTIONS
 
     def shard_ids(self) -> Sequence[int]:

@@ -91,6 +91,7 @@ class DrawSubpatches(ChannelPartStep):
     layer: int  # counted from 0
 
     name = "draw_subpatches"
+    version = 2
     sections = TRAINING_SECTIONS
     label_fields = ("layer",)
 
@@ -198,6 +199,7 @@ class TrainLayer(LayerStep):
     """One layer more of each channel's CKN, at the best rate that was found; one shard per channel."""
 
     name = "train_layer"
+    version = 2
 
     def shard_ids(self) -> Sequence[int]:
         return self.drawn.positions()

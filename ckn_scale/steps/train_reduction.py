@@ -40,7 +40,7 @@ class SampleVlads(SampledImagesStep):
     """Of the background if there is one, else of as many sampled images as the fit needs."""
 
     name = SAMPLE_VLADS
-    version = 2
+    version = 3
     sections = ("images", "keypoints", "patches", "sample", "channels", "training", "vlad", "reduction")
 
     @cached_property

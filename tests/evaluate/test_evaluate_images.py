@@ -10,7 +10,9 @@ from small_sets import TINY, photo, save
 
 from ckn_scale.config import load_settings
 from ckn_scale.evaluate.cache import ContentCache
-from ckn_scale.evaluate.descriptors import fit_member, parse_requests
+from ckn_scale.evaluate.descriptors import fit_member, list_members, parse_requests
+from ckn_scale.evaluate.image_sets import read_image_set
+from ckn_scale.evaluate.image_table import ImageTable, Place
 from ckn_scale.evaluate.parallel import describe_files
 from ckn_scale.evaluate.regions import ImageFile, RegionReader, describe_regions
 from ckn_scale.evaluate.training_images import TrainingPatches
@@ -113,3 +115,23 @@ def test_processes_give_the_same_descriptors(groups, tmp_path, monkeypatch):
         rows.append([describe_regions(reader, file, keyed)[0] for file in files])
     for alone, together in zip(*rows, strict=True):
         np.testing.assert_array_equal(alone, together)
+
+
+def test_a_channel_of_few_points_makes_its_vector_of_the_strongest(groups):
+    """As encoding does."""
+
+    def compare(*overrides):
+        settings = load_settings("tiny", None, ["vlad.num_words=4", "sample.num_patches=300", *overrides])
+        images = read_image_set(groups, "groups")
+        requests = parse_requests("ckn-grad", lambda _: settings)
+        train = [file.path for file in images.images]
+        table = ImageTable(images, requests, settings, train, ContentCache(None), lambda *_: None, seeds=(0,))
+        training = TrainingPatches(train, table.reader, lambda *_: None)
+        (member,) = list_members(requests)
+        return table.compare(member, Place(8.0, None), training)
+
+    few = compare("channels.0.max_points=15")
+    whole = compare()
+    same = compare("channels.0.max_points=500")
+    np.testing.assert_array_equal(same.similarities[0, True], whole.similarities[0, True])
+    assert np.abs(few.similarities[0, True] - whole.similarities[0, True]).max() > 0.01

@@ -73,7 +73,7 @@ class CknDescriptor:
         for start, batch in pad_batches(patches, self._encoder.batch_size):
             count = min(len(batch), len(patches) - start)
             with torch.inference_mode():
-                pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None)
+                pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None, count=count)
                 norms = self._measure(pooled)
                 for out, (matrix, offset) in zip(outs, projectors, strict=True):
                     projected = project_rows(pooled, matrix, offset, norms)
