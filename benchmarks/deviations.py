@@ -28,7 +28,7 @@ from ckn_scale.evaluate.descriptors import Member, Request
 PAPER_LAYERS: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "grad": {
         "pooling (3, 2)": ({"subsampling": 3}, {"subsampling": 2}),
-        "16 orientations": ({"num_filters": 16}, {}),
+        "sub-patches of 4 in layer two": ({}, {"patch_px": 4}),
         "256 filters in layer two": ({}, {"num_filters": 256}),
     },
     "white": {
