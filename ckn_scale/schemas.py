@@ -102,14 +102,25 @@ def float_rows_schema(dim: int) -> pa.Schema:
 
 
 def planted_queries_schema(dim: int) -> pa.Schema:
-    """Queries that certify an index: `vector` and `score` (of the original) are null when it was missed."""
+    """Queries that certify an index: what follows `original` is null when it was missed.
+
+    `score`, `selective` and `inliers` are of the original; points are null where the run has none.
+    """
     return pa.schema(
         [
             ("image_id", pa.int64()),
             ("view", pa.int32()),
+            ("original", pa.binary(4 * dim)),
             ("score", pa.float32()),
             ("vector", pa.binary(4 * dim)),
-            ("original", pa.binary(4 * dim)),
+            ("selective", pa.float64()),
+            ("inliers", pa.int32()),
+            ("num_points", pa.int32()),
+            ("words", pa.binary()),  # several uint16 each, nearest first
+            ("codes", pa.binary()),
+            ("frames", pa.binary()),  # six float32 each
+            ("width_px", pa.int32()),
+            ("height_px", pa.int32()),
         ],
         metadata={"dtype": "float32", "dim": str(dim)},
     )

@@ -60,8 +60,23 @@ def status(run: Run, as_json: AsJson = False) -> None:
         f"(at least {certificate['lower']:.3f}, target {certificate['target']:g}); "
         f"{certificate['asked']} asked for this version, {certificate['taken_over']} taken over"
     )
+    if certificate.get("evidence"):
+        print(_describe_evidence(certificate["evidence"]))
     if certificate.get("everywhere", certificate["queries"]) < certificate["queries"]:
         print(_describe_coverage(certificate))
+
+
+def _describe_evidence(evidence: dict[str, Any]) -> str:
+    """From how many inliers on it is a match, and how that held."""
+    inliers = ", ".join(
+        f"{count} (1 in {1 / float(rate):,.0f})" for rate, count in evidence["thresholds"].items()
+    )
+    others = sum(evidence["other_pairs"].values())
+    return (
+        f"inliers of a match by false-alarm rate: {inliers}; of {others} other random pairs "
+        f"{evidence['false_alarms']} reach the first, of {evidence['planted']} other planted views "
+        f"{evidence['matched']} the last"
+    )
 
 
 def _describe_coverage(certificate: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ query alone, not on the company it is scored in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,13 +94,22 @@ def scale_pixels(size_px: Sequence[int], other_px: Sequence[int]) -> np.ndarray:
     return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
 
 
-def make_query_points(encoded: EncodedImage, centroids: np.ndarray) -> QueryPoints:
-    """Of an image that was encoded as a query; `centroids` (K, D) are the words of points."""
+def make_query_points(
+    encoded: EncodedImage, centroids: np.ndarray, box: Sequence[float] | None = None
+) -> QueryPoints:
+    """Of an image that was encoded as a query; `centroids` (K, D) are the words of points.
+
+    `box` is the part of the upright image that was encoded, as `Preprocessor.prepare` takes it.
+    """
     frames = unpack_frames(encoded.frames, encoded.width_px, encoded.height_px).frames
     number = min(MATCHED_ASSIGNMENTS, len(centroids))
     descriptors = encoded.descriptors.reshape(len(frames), -1 if len(frames) else centroids.shape[1])
     words, codes = encode_query(descriptors, centroids, num_assignments=number)
-    return QueryPoints(words, codes, frames, (encoded.width_px, encoded.height_px))
+    size_px = encoded.width_px, encoded.height_px
+    original = scale_pixels(size_px, encoded.original_size_px)
+    if box is not None:
+        original[:2, 2] += [max(0, math.floor(corner)) for corner in box[:2]]
+    return QueryPoints(words, codes, frames, size_px, original)
 
 
 def score_shortlist(query: QueryPoints, points: PointSets) -> np.ndarray:

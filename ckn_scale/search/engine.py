@@ -227,7 +227,7 @@ class Index:
                     with _naming_image(images, place):
                         prepared.append(self._encoder.preprocessor.prepare(data, box))
                 encoded = self._encoder.encode_prepared(prepared)
-                queries += [make_query(one, self._encoder) for one in encoded]
+                queries += [make_query(one, self._encoder, box) for one in encoded]
         return queries
 
 

@@ -45,10 +45,11 @@ class Query:
     points: QueryPoints | None  # None where the encoder has no model for them
 
 
-def make_query(encoded: EncodedImage, encoder: ImageEncoder) -> Query:
-    """What is asked for an image that the encoder encoded."""
-    points = None if encoder.points is None else make_query_points(encoded, encoder.points.centroids)
-    return Query(encoded.vector, points)
+def make_query(encoded: EncodedImage, encoder: ImageEncoder, box: Sequence[float] | None = None) -> Query:
+    """What is asked for an image that the encoder encoded, or for the part of it in `box`."""
+    if encoder.points is None:
+        return Query(encoded.vector, None)
+    return Query(encoded.vector, make_query_points(encoded, encoder.points.centroids, box))
 
 
 @dataclass(frozen=True)

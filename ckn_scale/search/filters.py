@@ -88,9 +88,12 @@ class Filter:
     conditions: tuple[Condition, ...]
 
     @classmethod
-    def parse(cls, *texts: str) -> Filter:
-        """One condition per text, as on the command line; InputError says what is wrong with it."""
-        return cls(tuple(_parse_condition(text) for text in texts))
+    def parse(cls, *texts: str, files: bool = True) -> Filter:
+        """One condition per text, as on the command line; InputError says what is wrong with it.
+
+        Without `files`, for texts of strangers, a list cannot be read from a file.
+        """
+        return cls(tuple(_parse_condition(text, files=files) for text in texts))
 
     def evaluate(self, table: pa.Table) -> np.ndarray:
         """(rows,) bool over a side table."""
@@ -115,19 +118,21 @@ def only_ids(image_ids: Iterable[int]) -> Filter:
     return Filter((Condition("image_id", "in", tuple(image_ids)),))
 
 
-def _parse_condition(text: str) -> Condition:
+def _parse_condition(text: str, *, files: bool) -> Condition:
     found = _FORM.fullmatch(text)
     if found is None:
         raise InputError(f"a filter is COLUMN OPERATOR VALUE, as in 'year>=2020', got {text!r}")
     column, operator, value = found.groups()
     if operator == "in":
-        return Condition(column, operator, tuple(_read_list(value)))
+        return Condition(column, operator, tuple(_read_list(value, files=files)))
     return Condition(column, operator, value)
 
 
-def _read_list(value: str) -> list[str]:
+def _read_list(value: str, *, files: bool) -> list[str]:
     if not value.startswith("@"):
         return [part.strip() for part in value.split(",")]
+    if not files:
+        raise InputError("a filter's list cannot be read from a file here: give the values")
     try:
         lines = Path(value[1:]).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, wrap_index
+from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, score_rows, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
@@ -154,6 +154,13 @@ class ShardGroup:
         found = self._find(image_id)
         return None if found is None else found[0].index.vector(found[1])
 
+    def compare(self, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
+        """(D,) vector, (N,) ids of this group → (N,) float32: their similarities, as a search gives them."""
+        scores = np.empty(len(image_ids), np.float32)
+        for shard, places, rows in self.locate(image_ids):
+            scores[places] = score_rows(shard.index.prepare(vector[None]), [(shard.index, rows)])
+        return scores
+
     def search(self, vectors: np.ndarray, k: int, *, allowed: Allowed | None = None) -> list[list[Hit]]:
         """The k most similar images of this group for each of (Q, D) vectors, best first, ties by id."""
         similarity, image_ids = self.find(vectors, k, allowed=allowed)
@@ -235,6 +242,12 @@ class OpenShard:
         alive = np.isin(ids, deleted, assume_unique=True, invert=True)
         self.rows = int(np.count_nonzero(alive))
         self.alive = None if self.rows == len(ids) else RowMask(alive)
+
+    @property
+    def living_ids(self) -> np.ndarray:
+        """Of the images that can be found."""
+        ids: np.ndarray = self.index.ids
+        return ids if self.alive is None else ids[self.alive.mask]
 
     def without_deleted(self, allowed: np.ndarray | RowMask | None) -> np.ndarray | RowMask | None:
         """A mask of this shard's rows without images that are deleted (a RowMask is without them already)."""

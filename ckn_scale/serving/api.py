@@ -20,6 +20,8 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from ckn_scale.errors import InputError
+from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
 from ckn_scale.serving.limits import ApiError, BodyReader, Places, RequestGate, error_response
 from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
@@ -36,7 +38,12 @@ class SearchRequest(BaseModel):
     box: tuple[float, float, float, float] | None = Field(
         default=None, description="x1, y1, x2, y2 in pixels of the upright image: search for this part"
     )
-    verify: bool = Field(default=False, description="check hits geometrically (not available yet)")
+    verify: bool | None = Field(
+        default=None, description="verify hits by their points; by default where the index has points"
+    )
+    filter: str | list[str] | None = Field(
+        default=None, description="only images that fulfil it: year>=2020; a list: all of its conditions"
+    )
     strict: bool = Field(default=False, description="an error instead of a partial answer")
 
     @field_validator("box")
@@ -46,12 +53,20 @@ class SearchRequest(BaseModel):
             raise ValueError(f"a box needs x1 < x2 and y1 < y2, got {list(box)}")
         return box
 
-    @field_validator("verify")
+    @field_validator("filter")
     @classmethod
-    def _verify_is_not_there_yet(cls, verify: bool) -> bool:
-        if verify:
-            raise ValueError("verification is not available yet, leave it out or false")
-        return verify
+    def _filter_is_one(cls, texts: str | list[str] | None) -> str | list[str] | None:
+        try:
+            _parse_filter(texts)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return texts
+
+
+def _parse_filter(texts: str | list[str] | None) -> Filter | None:
+    if texts is None:
+        return None
+    return Filter.parse(*([texts] if isinstance(texts, str) else texts), files=False)
 
 
 class HitForm(BaseModel):
@@ -59,11 +74,19 @@ class HitForm(BaseModel):
     uri: str
     score: float
     columns: dict[str, Any]
+    # When it was verified:
+    match: bool | None = Field(default=None, description="whether it shows the same thing")
+    inliers: int | None = Field(default=None, description="places that agree under one transform")
+    box: tuple[float, float, float, float] | None = Field(default=None, description="around what matches")
+    transform: list[list[float]] | None = Field(default=None, description="3 × 3, query's pixels → its own")
+    similarity: float | None = Field(default=None, description="of the vectors")
+    selective: float | None = Field(default=None, description="of the words both images have")
 
 
 class SearchResponse(BaseModel):
     version: int
     hits: list[HitForm]
+    found: bool | None = Field(default=None, description="whether a hit is a match, when they were verified")
     coverage: float = Field(description="share of the index that was searched")
     partial: bool
     timings_ms: dict[str, float]
@@ -92,7 +115,12 @@ def make_api(router: SearchRouter) -> RequestGate:
 def _add_routes(app: FastAPI, router: SearchRouter) -> None:
     bodies, places = BodyReader(router.settings), Places(router.settings.max_in_flight)
 
-    @app.post("/v1/search", responses=_errors(400, 401, 408, 413, 415, 422, 429, 503), openapi_extra=_BODY)
+    @app.post(
+        "/v1/search",
+        responses=_errors(400, 401, 408, 413, 415, 422, 429, 503),
+        openapi_extra=_BODY,
+        response_model_exclude_unset=True,
+    )
     async def search(request: Request) -> SearchResponse:
         started = time.perf_counter()
         _check_is_json(request)
@@ -101,7 +129,14 @@ def _add_routes(app: FastAPI, router: SearchRouter) -> None:
         with places.take():
             # A body of 16 MiB takes tens of milliseconds to parse: not on the event loop.
             query, image = await asyncio.to_thread(parse_search, body, router.settings.max_k)
-            answer = await router.search(image, query.k, query.box, strict=query.strict)
+            answer = await router.search(
+                image,
+                query.k,
+                query.box,
+                strict=query.strict,
+                verify=query.verify,
+                wanted=_parse_filter(query.filter),
+            )
         return _make_response(answer, total_ms=1e3 * (time.perf_counter() - started))
 
     @app.get("/v1/images/{image_id}/thumbnail", responses=_errors("4XX", 503), response_class=Response)
@@ -157,12 +192,14 @@ def _describe_invalid(complaint: Mapping[str, Any]) -> str:
 
 
 def _make_response(answer: SearchAnswer, total_ms: float) -> SearchResponse:
-    timings_ms = {"encode": answer.encode_ms, "search": answer.search_ms, "total": total_ms}
+    timings_ms = {**answer.timings_ms, "total": total_ms}
+    verdict = {} if answer.found is None else {"found": answer.found}
     return SearchResponse(
         version=answer.version,
         hits=[_make_hit(hit) for hit in answer.hits],
         coverage=answer.coverage,
         partial=answer.partial,
+        **verdict,
         timings_ms={name: round(value, 2) for name, value in timings_ms.items()},
     )
 
@@ -170,7 +207,7 @@ def _make_response(answer: SearchAnswer, total_ms: float) -> SearchResponse:
 def _make_hit(hit: Hit) -> HitForm:
     # What users keep beside an image may be dates or bytes.
     columns = to_jsonable_python(hit.columns, bytes_mode="base64")
-    return HitForm(image_id=hit.image_id, uri=hit.uri, score=hit.score, columns=columns)
+    return HitForm(**{**hit.to_form(), "columns": columns})
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 from ray import serve
 from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
 
+from ckn_scale.core.evidence import Evidence, QueryPoints
+from ckn_scale.search.evidence import RankedCandidate
+from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.limits import RequestGate
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica, describe_version
-from ckn_scale.serving.router import Box, Encoded, Rejected, SearchRouter
+from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -59,8 +63,28 @@ class EncoderHandle(_ReplicatedHandle):
 class GroupHandle(_ReplicatedHandle):
     """A shard group's deployment as the router sees it."""
 
-    async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
-        hits: list[Hit] = await self._handle.search.remote(version, vector, k)
+    async def search(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> list[Hit] | BadFilter:
+        hits: list[Hit] | BadFilter = await self._handle.search.remote(version, vector, k, wanted)
+        return hits
+
+    async def find(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> Found | BadFilter:
+        found: Found | BadFilter = await self._handle.find.remote(version, vector, k, wanted)
+        return found
+
+    async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
+        scores: np.ndarray = await self._handle.score.remote(version, points, image_ids)
+        return scores
+
+    async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]:
+        evidence: list[Evidence] = await self._handle.verify.remote(version, points, image_ids)
+        return evidence
+
+    async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
+        hits: list[Hit] = await self._handle.describe.remote(version, list(ranked))
         return hits
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:

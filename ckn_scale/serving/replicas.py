@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,12 +18,23 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
-from ckn_scale.errors import CknScaleError, ImageRejected
+from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.errors import CknScaleError, ImageRejected, InputError
 from ckn_scale.processes import KillableChild, prepare_killably
+from ckn_scale.search.evidence import (
+    Query,
+    RankedCandidate,
+    add_evidence,
+    make_query,
+    score_points_of,
+    verify_points_of,
+)
+from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
-from ckn_scale.serving.router import Box, Encoded, Rejected, ServedVersion
+from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, ServedVersion
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.index_files import read_ids
 from ckn_scale.storage.run_folder import RunFolder
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Loaded = TypeVar("Loaded")
+Result = TypeVar("Result")
 VERSIONS_HELD = 2  # the current one, and the next or the previous
 RETRY_AFTER_S = 5.0
 
@@ -62,8 +74,8 @@ class EncoderReplica:
         prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
-        encoded = await loop.run_in_executor(self._pool, encoder.encode_prepared, [prepared])
-        return Encoded(encoded[0].vector)
+        query = await loop.run_in_executor(self._pool, _encode, encoder, prepared, box)
+        return Encoded(query.vector, query.points)
 
     def _prepare(
         self, preprocessor: Preprocessor, data: bytes, box: Box | None
@@ -102,10 +114,33 @@ class ShardReplica:
         self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._load)
         self._shards.load_now(latest_version_number(self._run))
 
-    async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]:
-        shards = self._shards.get(version)
-        found = asyncio.get_running_loop().run_in_executor(self._pool, shards.search, vector[None], k)
-        return (await found)[0]
+    async def search(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> list[Hit] | BadFilter:
+        found = await self.find(version, vector, k, wanted)
+        if isinstance(found, BadFilter):
+            return found
+        similarity, ids = found
+        return await asyncio.to_thread(self._shards.get(version).describe, ids, similarity)
+
+    async def find(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> Found | BadFilter:
+        return await self._compute(_find, version, vector, k, wanted)
+
+    async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
+        return await self._compute(score_points_of, version, points, image_ids)
+
+    async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]:
+        return await self._compute(verify_points_of, version, points, image_ids)
+
+    async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
+        return await asyncio.to_thread(add_evidence, self._shards.get(version), ranked)
+
+    async def _compute(self, work: Callable[..., Result], version: int, *arguments: Any) -> Result:
+        """`work` on the group, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, work, self._shards.get(version), *arguments)
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
         shards = self._shards.get(version)
@@ -120,16 +155,32 @@ class ShardReplica:
         return ShardGroup(self._run.store, manifest, shard_ids)
 
 
+def _encode(encoder: ImageEncoder, prepared: PreparedImage, box: Box | None) -> Query:
+    return make_query(encoder.encode_prepared([prepared])[0], encoder, box)
+
+
+def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None) -> Found | BadFilter:
+    try:
+        allowed = None if wanted is None else shards.allow(wanted)
+    except InputError as error:
+        return BadFilter(str(error))
+    similarity, ids = shards.find(vector[None], k, allowed=allowed)
+    return similarity[0][ids[0] != NO_ID], ids[0][ids[0] != NO_ID]
+
+
 def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:
     """What the router needs to know of a version: living rows and id ranges of each group."""
-    manifest = open_version(run, version).manifest
+    published = open_version(run, version)
+    manifest = published.manifest
     groups = assign_shards(manifest, num_groups)
     owner = {shard: group for group, shards in enumerate(groups) for shard in shards}
     rows, dead = [0] * num_groups, read_ids(run.store, manifest.tombstones)
     for shard in manifest.shards:
         rows[owner[shard.shard]] += shard.rows - len(shard.ids_within(dead))
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
-    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)))
+    has_points = all(shard.points is not None for shard in manifest.shards if shard.rows)
+    calibration = published.calibration if has_points else None
+    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)), calibration)
 
 
 @dataclass(frozen=True)

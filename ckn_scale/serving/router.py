@@ -1,4 +1,8 @@
-"""One query over all shard groups: pin a version, encode, scatter, merge. Knows nothing of Ray."""
+"""One query over all shard groups: pin a version, encode, scatter, merge. Knows nothing of Ray.
+
+With verification the groups are asked in rounds, as `search/evidence.py` says: each gives evidence for the
+candidates that it owns, and the answer is that of an index opened in one process.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from ckn_scale.core.calibration import Calibration
+from ckn_scale.core.evidence import SHORTLIST, Evidence, QueryPoints, choose_head
+from ckn_scale.core.vector_index import merge_topk
+from ckn_scale.search.evidence import Candidates, RankedCandidate
+from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.settings import ServeSettings
@@ -19,11 +28,13 @@ from ckn_scale.serving.settings import ServeSettings
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Box = tuple[float, float, float, float]
+Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # (k',) similarities and ids, best first
 
 
 @dataclass(frozen=True)
 class Encoded:
     vector: np.ndarray  # (D,) float32
+    points: QueryPoints | None = None  # where the version has points
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,20 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class BadFilter:
+    """The filter does not fit the index."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class ServedVersion:
     """What the router must know of a version: how many rows each group has, and which group holds an id."""
 
     number: int
     group_rows: tuple[int, ...]
     id_ranges: tuple[tuple[int, int, int], ...]  # first id, last id, group; ascending, apart from each other
+    calibration: Calibration | None = None  # how evidence is judged; None: there are no points
 
     @property
     def rows(self) -> int:
@@ -58,8 +77,8 @@ class SearchAnswer:
     version: int
     hits: list[Hit]
     coverage: float  # share of the index's rows that were searched
-    encode_ms: float
-    search_ms: float
+    timings_ms: dict[str, float]  # of its phases
+    found: bool | None = None  # whether a hit is a match; None when that was not looked at
 
     @property
     def partial(self) -> bool:
@@ -73,7 +92,21 @@ class EncoderClient(Protocol):
 
 
 class GroupClient(Protocol):
-    async def search(self, version: int, vector: np.ndarray, k: int) -> list[Hit]: ...
+    """A group of shards; all but `thumbnail` and `prepare` get ids that the group owns."""
+
+    async def search(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> list[Hit] | BadFilter: ...
+
+    async def find(
+        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> Found | BadFilter: ...
+
+    async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray: ...
+
+    async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]: ...
+
+    async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]: ...
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None: ...
 
@@ -95,25 +128,103 @@ class SearchRouter:
         self._encoder = encoder
         self._groups = list(groups)
 
-    async def search(self, data: bytes, k: int, box: Box | None, *, strict: bool) -> SearchAnswer:
+    async def search(
+        self,
+        data: bytes,
+        k: int,
+        box: Box | None,
+        *,
+        strict: bool = False,
+        verify: bool | None = None,
+        wanted: Filter | None = None,
+    ) -> SearchAnswer:
         """The best `k` hits for an image file's bytes, of the groups that answer in time.
 
-        ApiError 422 when the image cannot be used; 503 when the encoder or every group is missing, or any
+        `verify` by default where the version has points. ApiError 400 when it has none, or the filter does
+        not fit; 422 when the image cannot be used; 503 when the encoder or every group is missing, or any
         group with `strict`.
         """
         version = self.version  # pinned: a switch meanwhile does not touch this request
-        started = time.perf_counter()
-        vector = await self._encode(version.number, data, box)
-        encoded = time.perf_counter()
-        found = await self._scatter(version, vector, k)
-        finished = time.perf_counter()
-        return SearchAnswer(
-            version=version.number,
-            hits=merge_hits([hits for hits in found if hits is not None], k),
-            coverage=self._check_coverage(version, found, strict),
-            encode_ms=1e3 * (encoded - started),
-            search_ms=1e3 * (finished - encoded),
+        if verify and version.calibration is None:
+            message = "this index has no points to verify by: leave verify out, or false"
+            raise ApiError(400, "bad_request", message)
+        clock = _Clock()
+        encoded = await self._encode(version.number, data, box)
+        clock.note("encode")
+        round_ = _Round(self, version)
+        if version.calibration is None or encoded.points is None or verify is False:
+            hits, found = await self._search_vectors(round_, encoded.vector, k, wanted), None
+            clock.note("search")
+        else:
+            candidates = await self._find(round_, encoded.vector, max(k, SHORTLIST), wanted)
+            clock.note("search")
+            gathered = await self._gather(round_, encoded.points, *candidates)
+            ranked = gathered.rank(version.calibration, k)
+            hits = await self._describe(round_, ranked)
+            found = any(hit.match for hit in hits)
+            clock.note("evidence")
+        coverage = self._check_coverage(version, round_.answering, strict)
+        return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found)
+
+    async def _search_vectors(
+        self, round_: _Round, vector: np.ndarray, k: int, wanted: Filter | None
+    ) -> list[Hit]:
+        number = round_.version.number
+        calls = dict.fromkeys(round_.answering, (number, vector, k, wanted))
+        found = await round_.ask("search", calls)
+        return merge_hits([_require_fit(hits) for hits in found.values()], k)
+
+    async def _find(
+        self, round_: _Round, vector: np.ndarray, count: int, wanted: Filter | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and similarities of the shortlist of all groups."""
+        number = round_.version.number
+        found = await round_.ask("find", dict.fromkeys(round_.answering, (number, vector, count, wanted)))
+        parts = [_require_fit(part) for part in found.values()]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        similarity, ids = merge_topk(
+            [values[None] for values, _ in parts],
+            [ids[None] for _, ids in parts],
+            count,
+            larger_is_better=True,
         )
+        return ids[0], similarity[0]
+
+    async def _gather(
+        self, round_: _Round, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray
+    ) -> Candidates:
+        """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
+        number = round_.version.number
+        owned = round_.split(image_ids)
+        scores = await round_.ask(
+            "score", {one: (number, points, image_ids[rows]) for one, rows in owned.items()}
+        )
+        selective = np.zeros(len(image_ids))
+        for group, values in scores.items():
+            selective[owned[group]] = values
+        head = choose_head(image_ids, similarity, selective)
+        chosen = {one: image_ids[head[rows]] for one, rows in round_.split(image_ids[head]).items()}
+        verified = await round_.ask(
+            "verify", {one: (number, points, ids) for one, ids in chosen.items() if one in scores}
+        )
+        evidence = {
+            image_id: one
+            for group, found in verified.items()
+            for image_id, one in zip(chosen[group].tolist(), found, strict=True)
+        }
+        kept = np.sort(np.concatenate([owned[one] for one in owned if one in round_.answering] or [head[:0]]))
+        return Candidates(image_ids[kept], similarity[kept], selective[kept], evidence)
+
+    async def _describe(self, round_: _Round, ranked: Sequence[RankedCandidate]) -> list[Hit]:
+        owned = round_.split(np.array([one.image_id for one in ranked], np.int64))
+        calls = {
+            group: (round_.version.number, [ranked[row] for row in rows.tolist()])
+            for group, rows in owned.items()
+        }
+        found = await round_.ask("describe", calls)
+        by_id = {hit.image_id: hit for hits in found.values() for hit in hits}
+        return [by_id[one.image_id] for one in ranked if one.image_id in by_id]
 
     async def thumbnail(self, image_id: int) -> bytes | None:
         """A JPEG; None when the version has no such image; ApiError 503 when its group is missing."""
@@ -146,7 +257,7 @@ class SearchRouter:
         self.version = version
         return True
 
-    async def _encode(self, version: int, data: bytes, box: Box | None) -> np.ndarray:
+    async def _encode(self, version: int, data: bytes, box: Box | None) -> Encoded:
         try:
             encoded = await asyncio.wait_for(
                 self._encoder.encode(version, data, box), self.settings.encode_timeout_s
@@ -157,29 +268,19 @@ class SearchRouter:
         if isinstance(encoded, Rejected):
             message = f"the image cannot be used ({encoded.state}): {encoded.reason}"
             raise ApiError(422, "image_rejected", message, state=encoded.state, reason=encoded.reason)
-        return encoded.vector
+        return encoded
 
-    async def _scatter(self, version: ServedVersion, vector: np.ndarray, k: int) -> list[list[Hit] | None]:
-        """Each group's hits; None where a group is dead, slow or has not loaded the version."""
-        asked = [self._ask_group(number, version, vector, k) for number in range(len(self._groups))]
-        return list(await asyncio.gather(*asked))
-
-    async def _ask_group(
-        self, number: int, version: ServedVersion, vector: np.ndarray, k: int
-    ) -> list[Hit] | None:
-        if version.group_rows[number] == 0:
-            return []
-        answer = self._groups[number].search(version.number, vector, k)
+    async def ask_group(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """What one group answers; None when it is dead, slow or has not loaded the version."""
+        answer = getattr(self._groups[number], method)(*arguments)
         try:
             return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
         except Exception as error:
             logger.warning("group %d left out of an answer: %r", number, error)
             return None
 
-    def _check_coverage(
-        self, version: ServedVersion, found: Sequence[list[Hit] | None], strict: bool
-    ) -> float:
-        answered = [rows for rows, hits in zip(version.group_rows, found, strict=True) if hits is not None]
+    def _check_coverage(self, version: ServedVersion, answering: Collection[int], strict: bool) -> float:
+        answered = [rows for group, rows in enumerate(version.group_rows) if not rows or group in answering]
         coverage = sum(answered) / version.rows if version.rows else 1.0
         if not answered or (version.rows and coverage == 0):
             raise unavailable("no part of the index answers: try again in a few seconds")
@@ -193,6 +294,45 @@ class SearchRouter:
         except Exception as error:
             logger.warning("a part is not ready: %r", error)
             return False
+
+
+class _Round:
+    """The groups of a version that have answered so far; one that fails is not asked again."""
+
+    def __init__(self, router: SearchRouter, version: ServedVersion) -> None:
+        self.router, self.version = router, version
+        self.answering = {group for group, rows in enumerate(version.group_rows) if rows}
+
+    async def ask(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """The answers by group, in the order of groups."""
+        groups = sorted(calls)
+        answers = await asyncio.gather(*(self.router.ask_group(one, method, calls[one]) for one in groups))
+        found = {one: answer for one, answer in zip(groups, answers, strict=True) if answer is not None}
+        self.answering -= calls.keys() - found.keys()
+        return found
+
+    def split(self, image_ids: np.ndarray) -> dict[int, np.ndarray]:
+        """Positions of ids by the group that owns them."""
+        owners = np.array([self.version.group_of(one) for one in image_ids.tolist()], dtype=object)
+        return {one: np.flatnonzero(owners == one) for one in sorted(self.answering) if (owners == one).any()}
+
+
+class _Clock:
+    """Milliseconds from one note to the next."""
+
+    def __init__(self) -> None:
+        self.spent_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def note(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.spent_ms[phase], self._last = 1e3 * (now - self._last), now
+
+
+def _require_fit(answer: Answer | BadFilter) -> Answer:
+    if isinstance(answer, BadFilter):
+        raise ApiError(400, "bad_request", answer.reason)
+    return answer
 
 
 def unavailable(message: str) -> ApiError:

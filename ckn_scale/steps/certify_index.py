@@ -3,14 +3,18 @@
 A query counts when its original comes back first. Collections hold copies, and of two copies the one
 that was blurred like the query is the better answer: images that are far more similar to the original
 than the collection at large may come before it. What comes before an original adds up over the index
-shards. The first version's queries go through all of them. After an append all queries go through what is
+shards. Where the run has points, a query goes the whole way of a search: shortlist, words, geometry. On that
+way random pairs are looked at, too: from how many inliers on two images are a match is fitted to those of one
+half of the queries and certified with the other half.
+
+The first version's queries go through all shards. After an append all queries go through what is
 new, and the new ones through a few older shards; the certificate says how many rows that leaves unasked.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,15 +24,20 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.augmentations import VIEWS
-from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.core.calibration import fit_calibration, fit_tail, name_rate
+from ckn_scale.core.evidence import HEAD, SHORTLIST, QueryPoints, join_evidence
+from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.search.evidence import Candidates, gather_evidence
+from ckn_scale.search.random_pairs import PairCounts, draw_others, expand_strengths
+from ckn_scale.search.shard import ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outcomes
-from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries
+from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries, unpack_points
 from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import read_ids
 from ckn_scale.storage.run_folder import CERTIFY_INDEX
-from ckn_scale.storage.run_records import Certificate
+from ckn_scale.storage.run_records import Certificate, MeasuredEvidence
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
@@ -37,20 +46,51 @@ OUTCOMES = ("first", "behind copies", "missed")  # best first
 
 
 @dataclass(frozen=True)
-class Query:
+class PlantedQuery:
     """A planted query as it is asked; `vector` is None when it is missed without asking."""
 
     image_id: int
     view: int
-    score: float | None  # of its original
-    vector: np.ndarray | None
     original: np.ndarray
     file: StoredFile  # where it lies
+    vector: np.ndarray | None = None
+    points: QueryPoints | None = None
+    score: float = 0.0  # of its original: the similarity of vectors
+    selective: float = 0.0
+    inliers: int = 0
 
-    def comes_after(self, hit: Hit) -> bool:
-        if self.score is None or hit.image_id == self.image_id:
-            return False
-        return (-hit.score, hit.image_id) < (-self.score, self.image_id)
+    @property
+    def half(self) -> int:
+        """0: what it says is fitted to. 1: what it says is compared with the fit."""
+        return self.image_id % 2
+
+    @property
+    def strength(self) -> float:
+        """Of its original."""
+        return self._join(self.inliers)
+
+    def count_nearer(self, candidates: Candidates) -> tuple[int, int]:
+        """How many come before its original in the shortlist, and how many in the choice of the head."""
+        unverified = replace(candidates, evidence={}).strength
+        return (
+            len(self._list_before(candidates.image_ids, candidates.similarity, self.score)),
+            len(self._list_before(candidates.image_ids, unverified, self._join(0))),
+        )
+
+    def list_before(self, candidates: Candidates) -> np.ndarray:
+        """The ids that come before its original in the answer, strongest first."""
+        return self._list_before(candidates.image_ids, candidates.strength, self.strength)
+
+    def _list_before(self, ids: np.ndarray, values: np.ndarray, value: float) -> np.ndarray:
+        order = np.lexsort((ids, -values))
+        ids, values = ids[order], values[order]
+        before = (values > value) | ((values == value) & (ids < self.image_id))
+        found: np.ndarray = ids[before & (ids != self.image_id)]
+        return found
+
+    def _join(self, inliers: int) -> float:
+        one = np.array([self.score], np.float32), np.array([self.selective]), np.array([inliers])
+        return float(join_evidence(*one)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +102,7 @@ class CertifyIndex(Step):
 
     name = CERTIFY_INDEX
     sections = PlantQueries.sections
-    version = 4
+    version = 5
     label_fields = ("draw_name",)
 
     @cached_property
@@ -74,14 +114,14 @@ class CertifyIndex(Step):
         return read_ids(self.run.store, self.planted.manifest.tombstones)
 
     @cached_property
-    def asked(self) -> list[Query]:
+    def asked(self) -> list[PlantedQuery]:
         """The new queries: asked of the draw's new index shards and of its older ones."""
         commits = self.planted.log.committed()
         files = [commits[shard_id].files[self.planted.stage] for shard_id in self.planted.shard_ids()]
         return [query for file in files for query in _read_queries(self.run.store, file)]
 
     @cached_property
-    def taken_over(self) -> list[Query]:
+    def taken_over(self) -> list[PlantedQuery]:
         """Those asked before: asked of the new index shards only."""
         outcomes = {one.image_id: one.file for one in self.planted.draw.taken_over}
         files = {file.path: file for file in outcomes.values()}
@@ -105,39 +145,100 @@ class CertifyIndex(Step):
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         asked = [*self.asked, *self.taken_over] if shard_id in self.planted.draw.new_shards else self.asked
-        queries = [(one, one.vector) for one in asked if one.vector is not None]
+        queries = [one for one in asked if one.vector is not None]
         if not queries:
-            return ShardResult(report={"before": []})
+            return ShardResult(report={"before": [], "pairs": []})
         group = ShardGroup(self.run.store, self.planted.manifest, [position_of(shard_id)])
-        found = group.search(np.array([vector for _, vector in queries]), HITS_LOOKED_AT)
-        before = [
-            [query.image_id, *self._count_before(query, hits, group)]
-            for (query, _), hits in zip(queries, found, strict=True)
-        ]
-        return ShardResult(report={"before": [row for row in before if any(row[1:])]})
+        vectors = np.array([query.vector for query in queries])
+        similarity, ids = group.find(vectors, SHORTLIST)
+        before, pairs = [], (PairCounts(), PairCounts())
+        for query, one_ids, values in zip(queries, ids, similarity, strict=True):
+            candidates = _weigh(group, query, one_ids, values)
+            counts = *query.count_nearer(candidates), *self._count_before(query, candidates, group)
+            before.append([query.image_id, *counts])
+            self._add_pairs(pairs[query.half], query, group)
+        return ShardResult(
+            report={
+                "before": [row for row in before if any(row[1:])],
+                "pairs": [one.to_report() for one in pairs],
+            }
+        )
 
-    def _count_before(self, query: Query, hits: Sequence[Hit], group: ShardGroup) -> tuple[int, int]:
+    def _count_before(
+        self, query: PlantedQuery, candidates: Candidates, group: ShardGroup
+    ) -> tuple[int, int]:
         """How many copies of the original, and how many other images, come before it in this shard."""
-        level, copies, others = self.copy_levels[query.image_id], 0, 0
-        for hit in filter(query.comes_after, hits):
-            vector = group.vector(hit.image_id)
-            is_copy = vector is not None and float(query.original @ vector) > level
+        copies, others = 0, 0
+        for image_id in query.list_before(candidates)[:HITS_LOOKED_AT].tolist():
+            vector = group.vector(image_id)
+            is_copy = vector is not None and self._is_copy(query, vector)
             copies, others = copies + is_copy, others + (not is_copy)
         return copies, others
 
+    def _add_pairs(self, counts: PairCounts, query: PlantedQuery, group: ShardGroup) -> None:
+        """Random pairs of this query; what is as similar to its original as copies are is none."""
+        if query.points is None or query.vector is None or not group.has_points:
+            return
+        drawn = draw_others(group, query.image_id)
+        vectors = ((one, group.vector(one)) for one in drawn.tolist())
+        others = [one for one, vector in vectors if vector is not None and not self._is_copy(query, vector)]
+        if others:
+            ids = np.array(others)
+            counts.add(group, query.points, ids, group.compare(query.vector, ids))
 
-def _read_queries(store: Store, file: StoredFile) -> Iterator[Query]:
+    def _is_copy(self, query: PlantedQuery, vector: np.ndarray) -> bool:
+        return float(query.original @ vector) > self.copy_levels[query.image_id]
+
+
+def _weigh(group: ShardGroup, query: PlantedQuery, ids: np.ndarray, similarity: np.ndarray) -> Candidates:
+    """What speaks for the images of a shard; only vectors do where there are no points."""
+    if query.points is not None and group.has_points:
+        return gather_evidence(group, query.points, ids, similarity)
+    return Candidates(
+        ids[ids != NO_ID], similarity[ids != NO_ID], np.zeros(np.count_nonzero(ids != NO_ID)), {}
+    )
+
+
+def _read_queries(store: Store, file: StoredFile) -> Iterator[PlantedQuery]:
     table: pa.Table = read_table(store, file)
     for row in table.to_pylist():
-        vector = None if row["vector"] is None else np.frombuffer(row["vector"], "<f4")
-        original = np.frombuffer(row["original"], "<f4")
-        yield Query(row["image_id"], row["view"], row["score"], vector, original, file)
+        query = PlantedQuery(row["image_id"], row["view"], np.frombuffer(row["original"], "<f4"), file)
+        if row["vector"] is not None:
+            query = replace(
+                query,
+                vector=np.frombuffer(row["vector"], "<f4").copy(),
+                points=unpack_points(row),
+                score=row["score"],
+                selective=row["selective"] or 0.0,
+                inliers=row["inliers"] or 0,
+            )
+        yield query
 
 
-def judge(copies: int, others: int) -> str:
-    """By what comes before a query's original, in all index shards that were asked together."""
-    if others or copies >= HITS_LOOKED_AT:
+@dataclass
+class Before:
+    """What comes before a query's original, in all index shards that were asked together."""
+
+    nearer: int = 0  # in the shortlist
+    ahead: int = 0  # in the choice of the head
+    copies: int = 0  # in the answer
+    others: int = 0
+
+    def add(self, nearer: int, ahead: int, copies: int, others: int) -> None:
+        self.nearer, self.ahead = self.nearer + nearer, self.ahead + ahead
+        self.copies, self.others = self.copies + copies, self.others + others
+
+
+def judge(before: Before) -> str:
+    """Missed: another image comes first, or the original would not even be verified.
+
+    What a shard puts before it among its own may not come so far in the whole index: that is the strict side.
+    """
+    if before.others or before.copies >= HITS_LOOKED_AT:
         return "missed"
+    if before.nearer >= SHORTLIST or before.ahead >= HEAD:
+        return "missed"
+    copies = before.copies
     return "behind copies" if copies else "first"
 
 
@@ -187,7 +288,52 @@ def make_certificate(step: CertifyIndex) -> Certificate:
         draw=draw.name,
         encoder=name_encoder(step.run),
         outcomes=write_outcomes(step.run, draw.name, outcomes, numbers),
+        evidence=_measure_evidence(step),
     )
+
+
+def _measure_evidence(step: CertifyIndex) -> MeasuredEvidence | None:
+    """From how many inliers on it is a match, fitted to one half of the queries; None without points."""
+    queries = [query for query in (*step.asked, *step.taken_over) if query.points is not None]
+    if not queries:
+        return None
+    pairs, strengths = _sum_pairs(step)
+    planted = np.array([query.strength for query in queries if query.half == 0])
+    fitted = fit_calibration(pairs[0], planted, expand_strengths(strengths))
+    others = [query for query in queries if query.half == 1]
+    return MeasuredEvidence(
+        pairs={str(one): count for one, count in sorted(pairs[0].items())},
+        other_pairs={str(one): count for one, count in sorted(pairs[1].items())},
+        strengths={str(one): count for one, count in sorted(strengths.items())},
+        thresholds=fitted.thresholds,
+        slope=fitted.slope,
+        middle=fitted.middle,
+        real=fit_tail(pairs[0]).outliers,
+        false_alarms=sum(n for one, n in pairs[1].items() if one >= fitted.thresholds[name_rate(1e-3)]),
+        planted=len(others),
+        matched=sum(query.inliers >= fitted.min_inliers for query in others),
+    )
+
+
+def _sum_pairs(step: CertifyIndex) -> tuple[tuple[Counter[int], Counter[int]], Counter[int]]:
+    """Random pairs by inliers, of both halves, and the first half's by strength.
+
+    Those of the version before count, too, where its queries are taken over.
+    """
+    pairs, strengths, commits = (Counter[int](), Counter[int]()), Counter[int](), step.log.committed()
+    latest = step.run.versions.latest() if step.planted.draw.taken_over else None
+    held = latest.certificate.evidence if latest is not None else None
+    if held is not None:
+        for counts, known in zip(
+            (*pairs, strengths), (held.pairs, held.other_pairs, held.strengths), strict=True
+        ):
+            counts.update({int(one): count for one, count in known.items()})
+    for number in step.shard_ids():
+        for half, report in enumerate(commits[number].report["pairs"]):
+            pairs[half].update(dict(report["inliers"]))
+            if half == 0:
+                strengths.update(dict(report["strengths"]))
+    return pairs, strengths
 
 
 def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
@@ -200,17 +346,15 @@ def _count_rows(step: CertifyIndex, numbers: Iterable[int]) -> int:
 def _list_outcomes(step: CertifyIndex) -> list[QueryOutcome]:
     """Of all queries; one that was asked before keeps its outcome unless an index shard made it worse."""
     commits, draw, rows = step.log.committed(), step.planted.draw, step.planted.manifest.rows
-    copies: Counter[int] = Counter()
-    others: Counter[int] = Counter()
+    before: defaultdict[int, Before] = defaultdict(Before)
     for number in step.shard_ids():
-        for image_id, more_copies, more_others in commits[number].report["before"]:
-            copies[image_id] += more_copies
-            others[image_id] += more_others
+        for image_id, *counts in commits[number].report["before"]:
+            before[image_id].add(*counts)
     asked = [
         QueryOutcome(
             query.image_id,
             query.view,
-            "missed" if query.vector is None else judge(copies[query.image_id], others[query.image_id]),
+            "missed" if query.vector is None else judge(before[query.image_id]),
             query.file,
             rows - _count_rows(step, step.shard_ids()),
         )
@@ -218,7 +362,7 @@ def _list_outcomes(step: CertifyIndex) -> list[QueryOutcome]:
     ]
     taken_over, unchanged_rows = [], rows - _count_rows(step, draw.new_shards)
     for one in draw.taken_over:
-        now = judge(copies[one.image_id], others[one.image_id])
+        now = judge(before[one.image_id])
         worse = max(one.outcome, now, key=OUTCOMES.index)
         # What is left unasked are shards that did not change since: what was built anew is asked by all.
         taken_over.append(replace(one, outcome=worse, unasked_rows=min(one.unasked_rows, unchanged_rows)))

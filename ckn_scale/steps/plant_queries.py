@@ -1,11 +1,11 @@
-"""Plant: a rendered view of each drawn image becomes a query vector, beside the vector of its original.
+"""Plant: a rendered view of each drawn image becomes a query, beside the evidence for its original.
 
 A planted query is itself not indexed. A worker opens the index shards that hold its originals, no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from ckn_scale.core.augmentations import VIEWS, render_view
 from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.evidence import SHORTLIST, QueryPoints
 from ckn_scale.core.images import decode_image, encode_jpeg
 from ckn_scale.errors import ImageRejected
 from ckn_scale.prepare_images import prepare_images
 from ckn_scale.schemas import planted_queries_schema
 from ckn_scale.search.engine import load_encoder
+from ckn_scale.search.evidence import make_query, score_points_of, verify_points_of
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
@@ -42,6 +44,7 @@ class PlantQueries(Step):
     name = PLANT_QUERIES
     sections = (*BuildIndex.sections, "publish")
     label_fields = ("draw_name",)
+    version = 2
 
     @cached_property
     def draw(self) -> Draw:
@@ -90,9 +93,42 @@ class PlantQueries(Step):
         row = {"image_id": image_id, "view": view, "original": original.astype("<f4").tobytes()}
         rendered = render_view(pixels, list(VIEWS)[view], seed=image_id)
         try:
-            vector = self.encoder.encode_bytes(encode_jpeg(rendered, JPEG_QUALITY)).vector
+            encoded = self.encoder.encode_bytes(encode_jpeg(rendered, JPEG_QUALITY))
         except ImageRejected:
             return row
-        hits = group.search(vector[None], HITS_LOOKED_AT)[0]
-        score = next((hit.score for hit in hits if hit.image_id == image_id), None)
-        return row if score is None else {**row, "score": score, "vector": vector.astype("<f4").tobytes()}
+        query = make_query(encoded, self.encoder)
+        similarity, ids = group.find(query.vector[None], SHORTLIST)
+        place = np.flatnonzero(ids[0] == image_id)
+        if len(place) == 0:
+            return row
+        found: dict[str, Any] = {"score": float(similarity[0, place[0]])}
+        found["vector"] = query.vector.astype("<f4").tobytes()
+        if group.has_points and query.points is not None:
+            only = np.array([image_id])
+            found["selective"] = float(score_points_of(group, query.points, only)[0])
+            found["inliers"] = verify_points_of(group, query.points, only)[0].inliers
+            found |= pack_points(query.points)
+        return {**row, **found}
+
+
+def pack_points(points: QueryPoints) -> dict[str, Any]:
+    """The columns of a planted query that hold its points."""
+    return {
+        "num_points": len(points),
+        "words": points.words.astype("<u2").tobytes(),
+        "codes": points.codes.tobytes(),
+        "frames": points.frames.astype("<f4").tobytes(),
+        "width_px": points.size_px[0],
+        "height_px": points.size_px[1],
+    }
+
+
+def unpack_points(row: Mapping[str, Any]) -> QueryPoints | None:
+    """What `pack_points` made columns of; None where a query has no points."""
+    count = row["num_points"]
+    if not count:
+        return None
+    words = np.frombuffer(row["words"], "<u2").astype(np.uint16).reshape(count, -1)
+    codes = np.frombuffer(row["codes"], np.uint8).reshape(*words.shape, -1)
+    frames = np.frombuffer(row["frames"], "<f4").astype(np.float32).reshape(count, 2, 3)
+    return QueryPoints(words, codes, frames, (row["width_px"], row["height_px"]))

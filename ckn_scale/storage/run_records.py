@@ -228,8 +228,6 @@ class Certificate:
     outcomes: StoredFile | None = None  # of every query, for the next version
     shortlist: Mapping[str, Any] = field(default_factory=dict)  # of short codes: what was chosen and is kept
     evidence: MeasuredEvidence | None = None  # None where the run has no points
-    recall: float | None = None  # of `recall_k` nearest by exact search, that the index finds among its own
-    recall_k: int = 0
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Certificate:

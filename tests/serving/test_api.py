@@ -52,7 +52,7 @@ class FakeGroup:
         self.delay_s = 0.0
         self.held = {1}
 
-    async def search(self, version, vector, k):
+    async def search(self, version, vector, k, wanted):
         await asyncio.sleep(self.delay_s)
         if self.failure:
             raise self.failure
@@ -110,6 +110,8 @@ def test_search_merges_the_groups_and_keeps_the_stable_form():
         assert body["hits"][0]["columns"] == {"taken": "2020-01-02", "raw": "_w==", "share": None}
         assert (body["version"], body["coverage"], body["partial"]) == (1, 1.0, False)
         assert set(body["timings_ms"]) == {"encode", "search", "total"}
+        assert "found" not in body
+        assert body["hits"][0].keys() == {"image_id", "uri", "score", "columns"}
         assert server.encoder.boxes == [(1, 2, 30, 40)]
 
     with_server(check)
@@ -168,7 +170,9 @@ def test_a_bad_image_is_an_error_with_state_and_reason():
         ({"k": 11}, ["k must be ≤ 10, got 11"]),
         ({"box": [0, 0, 1]}, ["box"]),
         ({"box": [5, 0, 5, 9]}, ["x1 < x2"]),
-        ({"verify": True}, ["verification is not available yet"]),
+        ({"verify": True}, ["this index has no points to verify by"]),
+        ({"filter": "year"}, ["a filter is COLUMN OPERATOR VALUE"]),
+        ({"filter": ["image_id in @/etc/passwd"]}, ["cannot be read from a file here"]),
         ({"kk": 3}, ["kk: Extra inputs are not permitted"]),
     ],
 )

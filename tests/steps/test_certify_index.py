@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from ckn_scale.search.shard import Hit
-from ckn_scale.steps.certify_index import Query, copy_level, judge, wilson_lower
+from ckn_scale.core.evidence import HEAD, SHORTLIST, Evidence
+from ckn_scale.search.evidence import Candidates
+from ckn_scale.steps.certify_index import Before, PlantedQuery, copy_level, judge, wilson_lower
 from ckn_scale.storage.stored_files import StoredFile
 
 
@@ -34,13 +35,29 @@ def test_wilson_lower_rises_with_evidence_and_stays_below_the_share():
     ],
 )
 def test_only_copies_may_stand_before_the_planted_image(copies, others, outcome):
-    assert judge(copies, others) == outcome
+    assert judge(Before(copies=copies, others=others)) == outcome
 
 
-def test_what_comes_before_an_original_has_a_larger_score_or_at_a_tie_a_smaller_id():
-    query = Query(7, 0, 0.5, np.ones(2), np.ones(2), StoredFile("", "", 1, 1))
-    hits = [Hit(9, "", 0.6), Hit(3, "", 0.5), Hit(7, "", 0.5), Hit(8, "", 0.5), Hit(1, "", 0.4)]
-    assert [hit.image_id for hit in hits if query.comes_after(hit)] == [9, 3]
+def test_an_original_that_would_not_be_verified_is_missed():
+    assert judge(Before(nearer=SHORTLIST - 1, ahead=HEAD - 1)) == "first"
+    assert judge(Before(nearer=SHORTLIST)) == judge(Before(ahead=HEAD)) == "missed"
+
+
+def make_candidates(inliers: dict[int, int]) -> Candidates:
+    ids, similarity = np.array([9, 3, 7, 8, 1]), np.array([0.6, 0.5, 0.5, 0.5, 0.4], np.float32)
+    evidence = {one: Evidence(inliers=count) for one, count in inliers.items()}
+    return Candidates(ids, similarity, np.full(5, 0.1), evidence)
+
+
+def test_what_comes_before_an_original_is_stronger_or_at_a_tie_has_a_smaller_id():
+    file = StoredFile("", "", 1, 1)
+    query = PlantedQuery(7, 0, np.ones(2), file, np.ones(2), None, 0.5, selective=0.1, inliers=20)
+    alike = make_candidates(dict.fromkeys([9, 3, 7, 8, 1], 20))
+    assert query.list_before(alike).tolist() == [9, 3]
+    assert query.count_nearer(alike) == (2, 2)
+    verified = make_candidates({7: 20, 1: 90})
+    assert query.list_before(verified).tolist() == [1], "geometry decides"
+    assert query.count_nearer(verified) == (2, 2), "and says nothing about the shortlist and the head"
 
 
 def test_copies_stand_out_of_the_collection_at_large():

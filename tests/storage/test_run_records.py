@@ -45,8 +45,6 @@ CERTIFICATE = {
         "planted": 8,
         "matched": 7,
     },
-    "recall": 0.99,
-    "recall_k": 10,
 }
 BODY = {
     "build": "b",

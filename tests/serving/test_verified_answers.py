@@ -1,0 +1,136 @@
+"""Groups give evidence for what they own: the router's answer is that of an index in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from synthetic_index import publish_synthetic, random_units
+from synthetic_points import make_candidates, make_query, serialise_candidates
+
+from ckn_scale.search.engine import Index
+from ckn_scale.search.evidence import Query
+from ckn_scale.search.filters import Filter
+from ckn_scale.search.shard import ShardGroup
+from ckn_scale.serving.api import _make_response
+from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.replicas import ShardReplica, describe_version
+from ckn_scale.serving.router import Encoded, SearchRouter
+from ckn_scale.serving.settings import ServeSettings
+
+NUM_IMAGES, NUM_GROUPS = 130, 3
+SHARED = {7: 60, 40: 35, 90: 25}
+
+
+class KnownQuery:
+    """Stands in for the encoder: every image is this query."""
+
+    def __init__(self, query):
+        self.query = query
+
+    async def encode(self, version, data, box):
+        return Encoded(self.query.vector, self.query.points)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    sets, frames, _ = make_candidates(make_query(), [SHARED.get(one, 0) for one in range(NUM_IMAGES)], 50)
+    return publish_synthetic(
+        tmp_path_factory.mktemp("served") / "run",
+        random_units(NUM_IMAGES, seed=3),
+        5,
+        make_points=lambda ids: serialise_candidates(ids, sets, frames, rows=ids),
+    )
+
+
+@pytest.fixture(scope="module")
+def replicas(made):
+    settings = ServeSettings(run_url=made.run.url, shard_groups=NUM_GROUPS)
+    return [ShardReplica(settings, group) for group in range(NUM_GROUPS)]
+
+
+@pytest.fixture(scope="module")
+def index(made):
+    return Index(made.version, SimpleNamespace(), ShardGroup(made.run.store, made.manifest))
+
+
+def make_router(made, replicas, query):
+    settings = ServeSettings(run_url=made.run.url, shard_groups=NUM_GROUPS)
+    version = describe_version(made.run, made.version, NUM_GROUPS)
+    return SearchRouter(settings, version, KnownQuery(query), replicas)
+
+
+def ask(router, k=10, **options):
+    return asyncio.run(router.search(b"", k, None, **options))
+
+
+@pytest.mark.parametrize("seed", [0, 77], ids=["shown by three", "shown by none"])
+@pytest.mark.parametrize("k", [1, 10, 200])
+def test_the_routers_answer_is_that_of_one_process(made, replicas, index, seed, k):
+    query = Query(made.vectors[11], make_query(seed=seed))
+    answer, expected = ask(make_router(made, replicas, query), k), index.search_queries([query], k)[0]
+    assert [hit.to_form() for hit in answer.hits] == [hit.to_form() for hit in expected]
+    assert answer.found is expected.found is (seed == 0)
+    assert (answer.coverage, answer.partial) == (1.0, False)
+    assert answer.timings_ms.keys() == {"encode", "search", "evidence"}
+    body = _make_response(answer, 1.0).model_dump(exclude_unset=True)
+    assert body["found"] is expected.found
+    assert body["hits"] == [hit.to_form() for hit in expected]
+
+
+def test_without_verification_and_with_a_filter_it_is_the_same_too(made, replicas, index):
+    query = Query(made.vectors[11], make_query())
+    router, wanted = make_router(made, replicas, query), Filter.parse("image_id in 7,40,100")
+    plain = ask(router, verify=False)
+    assert plain.found is None
+    assert plain.hits == index.search_queries([query], 10, verify=False)[0]
+    filtered = ask(router, wanted=wanted)
+    assert filtered.hits == index.search_queries([query], 10, filter=wanted)[0]
+    assert [hit.image_id for hit in filtered.hits] == [7, 40, 100]
+    for verify in (False, True):
+        with pytest.raises(ApiError, match="no such column"):
+            ask(router, verify=verify, wanted=Filter.parse("year>2000"))
+
+
+class DyingReplica:
+    """A group that answers until it is asked for this."""
+
+    def __init__(self, replica, dies_at):
+        self._replica, self._dies_at = replica, dies_at
+
+    def __getattr__(self, name):
+        if name == self._dies_at:
+            return self._die
+        return getattr(self._replica, name)
+
+    async def _die(self, *arguments):
+        raise RuntimeError("the replica died")
+
+
+@pytest.mark.parametrize("dies_at", ["find", "score", "verify", "describe"])
+def test_a_group_that_dies_on_the_way_leaves_a_partial_answer(made, replicas, dies_at):
+    query = Query(made.vectors[11], make_query())
+    version = describe_version(made.run, made.version, NUM_GROUPS)
+    group = version.group_of(7)
+    mixed = [DyingReplica(one, dies_at) if place == group else one for place, one in enumerate(replicas)]
+    answer = ask(make_router(made, mixed, query))
+    assert answer.partial
+    assert answer.coverage == pytest.approx(1 - version.group_rows[group] / NUM_IMAGES)
+    assert all(version.group_of(hit.image_id) != group for hit in answer.hits)
+    assert answer.found, "what the others hold is still found"
+
+
+def test_an_index_without_points_is_not_verified(tmp_path):
+    made = publish_synthetic(tmp_path / "run", random_units(20), 2)
+    replica = ShardReplica(ServeSettings(run_url=made.run.url), 0)
+    settings, version = ServeSettings(run_url=made.run.url), describe_version(made.run, made.version, 1)
+    query = Query(made.vectors[3], None)
+    router = SearchRouter(settings, version, KnownQuery(query), [replica])
+    answer = ask(router)
+    assert answer.found is None
+    assert answer.hits[0].image_id == 3
+    assert np.isclose(answer.hits[0].score, 1, atol=1e-5)
+    with pytest.raises(ApiError, match="no points"):
+        ask(router, verify=True)
