@@ -28,6 +28,9 @@ def search(
             "--verify/--no-verify", help="Verify hits by their points; by default where the run has points."
         ),
     ] = None,
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Ask once more with what was found: more of the same thing.")
+    ] = False,
     filters: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,6 +47,7 @@ def search(
     \b
     ckn-scale search run/ photo.jpg -k 5
     ckn-scale search run/ photo.jpg --box 120,80,360,300
+    ckn-scale search run/ photo.jpg --expand -k 100
     ckn-scale search run/ photo.jpg --filter 'year>=2020' --filter 'uri^=s3://bucket/2020/'
     """
     corners = None if box is None else _parse_box(box, len(images))
@@ -51,7 +55,8 @@ def search(
     from ckn_scale.search.engine import open_index
 
     opened = open_index(run, version)
-    results = _search_all(opened, images, k, corners, verify=verify, filters=filters)
+    options = {"verify": verify, "expand": expand, "filter": filters or None}
+    results = _search_all(opened, images, k, corners, options)
     if as_json:
         decision = {"min_inliers": opened.calibration.min_inliers} if opened.can_verify else {}
         print_json({"version": opened.version, "results": results, **decision})
@@ -79,9 +84,7 @@ def _search_all(
     images: list[str],
     k: int,
     box: list[float] | None,
-    *,
-    verify: bool | None,
-    filters: list[str] | None,
+    options: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """One result per image in their order; all that can be used are searched for together."""
     results: list[dict[str, Any]] = []
@@ -94,7 +97,7 @@ def _search_all(
             result["error"] = {"state": rejected.state, "reason": rejected.reason}
         results.append(result)
     asked = [result for result in results if "error" not in result]
-    answers = index.search_queries(queries, k, verify=verify, filter=filters or None)
+    answers = index.search_queries(queries, k, **options)
     for result, answer in zip(asked, answers, strict=True):
         result["hits"] = [hit.to_form() for hit in answer]
         if answer.found is not None:

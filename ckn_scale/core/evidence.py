@@ -88,7 +88,7 @@ class Evidence:
         return replace(self, transform=transform / transform[2, 2], box=(x1, y1, x2, y2))
 
 
-def scale_pixels(size_px: Sequence[int], other_px: Sequence[int]) -> np.ndarray:
+def scale_pixels(size_px: Sequence[int] | np.ndarray, other_px: Sequence[int] | np.ndarray) -> np.ndarray:
     """(3, 3): where the pixels of an image of one size lie in the same image of another size."""
     x, y = (float(new) / float(old) for old, new in zip(size_px, other_px, strict=True))
     return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])

@@ -22,12 +22,20 @@ from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.core.evidence import SHORTLIST
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import compute_threads, require_device
+from ckn_scale.core.ranking import Ranking, expand_ranking
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.search.cache import FileCache
-from ckn_scale.search.evidence import Query, add_evidence, gather_evidence, make_query
+from ckn_scale.search.evidence import (
+    GroupCandidates,
+    Query,
+    add_evidence,
+    gather_evidence,
+    make_query,
+    rank_best,
+)
 from ckn_scale.search.filters import FilterLike, as_filter
 from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, name_image
-from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.search.shard import Allowed, Hit, ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import IndexManifest
 from ckn_scale.storage.models import load_models
@@ -101,6 +109,7 @@ class Index:
         box: Box | None = None,
         *,
         verify: bool | None = None,
+        expand: bool = False,
         filter: FilterLike | None = None,
     ) -> Answer: ...
     @overload
@@ -110,6 +119,7 @@ class Index:
         k: int = 10,
         *,
         verify: bool | None = None,
+        expand: bool = False,
         filter: FilterLike | None = None,
     ) -> list[Answer]: ...
     def search(
@@ -119,6 +129,7 @@ class Index:
         box: Box | None = None,
         *,
         verify: bool | None = None,
+        expand: bool = False,
         filter: FilterLike | None = None,
     ) -> Answer | list[Answer]:
         """The `k` indexed images that show most likely the same (or all, where there are fewer), best first.
@@ -126,16 +137,17 @@ class Index:
         A list or tuple of images gives a list of answers, in its order, in less time than one by one.
         `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it. `verify`
         compares points: hits then have `match`, `inliers`, `box` and `transform`, and an answer is `found` or
-        not; by default where the index has points. `filter` admits some images only: "year>=2020", or a list
-        of such. Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe,
-        InputError when a filter does not fit or there are no points to verify by, and TypeError or ValueError
-        for what is no image, an empty list, k < 1 or a box without area.
+        not; by default where the index has points. `expand` asks once more together with the verified hits,
+        which finds more of the same thing. `filter` admits some images only: "year>=2020", or a list of such.
+        Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe, InputError
+        when a filter does not fit or there are no points to verify by, and TypeError or ValueError for what
+        is no image, an empty list, k < 1 or a box without area.
         """
         _check_k(k)
-        verify = self._resolve_verify(verify)
+        verify = self._resolve_verify(verify, expand)
         is_list = isinstance(image, list | tuple)
         queries = self._encode(_as_list(image, box), box)
-        answers = self.search_queries(queries, k, verify=verify, filter=filter)
+        answers = self.search_queries(queries, k, verify=verify, expand=expand, filter=filter)
         return answers if is_list else answers[0]
 
     def search_queries(
@@ -144,11 +156,12 @@ class Index:
         k: int = 10,
         *,
         verify: bool | None = None,
+        expand: bool = False,
         filter: FilterLike | None = None,
     ) -> list[Answer]:
         """The answers for images that `encode_query` encoded, together in less time than alone."""
         _check_k(k)
-        verify = self._resolve_verify(verify)
+        verify = self._resolve_verify(verify, expand)
         if not queries:
             return []
         chosen = as_filter(filter)
@@ -156,19 +169,39 @@ class Index:
         vectors = np.stack([query.vector for query in queries])
         count = max(k, SHORTLIST) if verify else k
         similarity, image_ids = self._shards.find(vectors, count, allowed=allowed)
-        return [
-            self._verify(query, ids, values, k) if verify else Answer(self._shards.describe(ids, values))
-            for query, ids, values in zip(queries, image_ids, similarity, strict=True)
-        ]
+        if not verify:
+            pairs = zip(image_ids, similarity, strict=True)
+            return [Answer(self._shards.describe(ids, values)) for ids, values in pairs]
+        answers = []
+        for query, ids, values in zip(queries, image_ids, similarity, strict=True):
+            ranking = self._verify(query, ids, values, allowed if expand else None, expand=expand)
+            ranked = rank_best(ranking, self.calibration, k)
+            answers.append(Answer(add_evidence(self._shards, ranked), verified=True))
+        return answers
 
-    def _verify(self, query: Query, image_ids: np.ndarray, similarity: np.ndarray, k: int) -> Answer:
+    def _verify(
+        self,
+        query: Query,
+        image_ids: np.ndarray,
+        similarity: np.ndarray,
+        allowed: Allowed | None,
+        *,
+        expand: bool,
+    ) -> Ranking:
         if query.points is None:
             raise InputError("a query without points cannot be verified: its encoder has no model for them")
-        candidates = gather_evidence(self._shards, query.points, image_ids, similarity)
-        ranked = candidates.rank(self.calibration, k)
-        return Answer(add_evidence(self._shards, ranked), verified=True)
+        first = gather_evidence(self._shards, query.points, image_ids, similarity)
+        if not expand or self._encoder.points is None:
+            return first
+        candidates = GroupCandidates(self._shards, self._encoder.points.centroids, allowed)
+        return expand_ranking(candidates, query.vector, query.points, first)
 
-    def _resolve_verify(self, verify: bool | None) -> bool:
+    def _resolve_verify(self, verify: bool | None, expand: bool) -> bool:
+        if expand and verify is False:
+            raise InputError(
+                "expansion begins with verified hits: expand and no verification exclude each other"
+            )
+        verify = True if expand else verify
         if verify and not self.can_verify:
             raise InputError(
                 f"{self.run_url} version {self.version} has no points to verify by: search without --verify "

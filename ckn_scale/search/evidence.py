@@ -7,14 +7,13 @@ Three rounds over the groups of shards that own the candidates, so that no one e
     verify_points_of    query, head          →  inliers, transform, box
 
 What a candidate gets depends on it and the query alone: however the images are cut into shards and groups,
-`Candidates.rank` makes the same answer of it.
+`rank_best` makes the same answer of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -24,16 +23,17 @@ from ckn_scale.core.evidence import (
     Evidence,
     QueryPoints,
     choose_head,
-    join_evidence,
     make_query_points,
     scale_pixels,
     score_shortlist,
     verify_head,
 )
+from ckn_scale.core.expansion import make_hit_points
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.selective_matching import PointSets
 from ckn_scale.core.vector_index import NO_ID
 from ckn_scale.errors import InputError
-from ckn_scale.search.shard import Hit, OpenShard, ShardGroup, Verified
+from ckn_scale.search.shard import Allowed, Hit, OpenShard, ShardGroup, Verified
 from ckn_scale.storage.point_files import PointFile
 
 
@@ -81,61 +81,79 @@ def verify_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarra
         sizes = file.sizes_px(rows)
         evidence = verify_head(query, points, file.read_frames(rows), sizes[:, :2])
         for place, one, size in zip(places.tolist(), evidence, sizes, strict=True):
-            known = size[2:] if size[2:].all() else size[:2]
-            found[place] = one.move(query.original, scale_pixels(size[:2], known))
+            found[place] = one.move(query.original, _to_original(size))
     return found
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """A shortlist and what speaks for each of it; the arrays are parallel."""
-
-    image_ids: np.ndarray  # (C,) int64
-    similarity: np.ndarray  # (C,) float32, of the vectors
-    selective: np.ndarray  # (C,) float64
-    evidence: Mapping[int, Evidence]  # of the head, by id
-
-    @cached_property
-    def inliers(self) -> np.ndarray:
-        """(C,) int64, 0 outside the head."""
-        nothing = Evidence()
-        ids = self.image_ids.tolist()
-        return np.array([self.evidence.get(one, nothing).inliers for one in ids], np.int64)
-
-    @cached_property
-    def strength(self) -> np.ndarray:
-        """(C,) float64, by which they are ordered."""
-        return join_evidence(self.similarity, self.selective, self.inliers)
-
-    def rank(self, calibration: Calibration, k: int) -> list[RankedCandidate]:
-        """The best k, strongest first, ties by id."""
-        scores, matches = calibration.score(self.strength), calibration.is_match(self.inliers)
-        ranked = []
-        for place in np.lexsort((self.image_ids, -self.strength))[:k].tolist():
-            image_id, match = int(self.image_ids[place]), bool(matches[place])
-            one = self.evidence.get(image_id, Evidence())
-            verified = Verified(
-                match=match,
-                inliers=one.inliers,
-                box=one.box if match else None,
-                transform=one.transform.tolist() if match and one.transform is not None else None,
-                similarity=float(self.similarity[place]),
-                selective=float(self.selective[place]),
-            )
-            ranked.append(RankedCandidate(image_id, float(scores[place]), verified))
-        return ranked
 
 
 def gather_evidence(
     group: ShardGroup, query: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray
-) -> Candidates:
+) -> Ranking:
     """The rounds after `ShardGroup.find`, for one query in this process."""
     present = image_ids != NO_ID
     image_ids, similarity = image_ids[present], similarity[present]
     selective = score_points_of(group, query, image_ids)
     head = image_ids[choose_head(image_ids, similarity, selective)]
     evidence = dict(zip(head.tolist(), verify_points_of(group, query, head), strict=True))
-    return Candidates(image_ids, similarity, selective, evidence)
+    return Ranking(image_ids, similarity, selective, evidence, {})
+
+
+def rank_best(ranking: Ranking, calibration: Calibration, k: int) -> list[RankedCandidate]:
+    """The best k of a shortlist, strongest first, ties by id."""
+    strength, inliers = ranking.strength, ranking.inliers
+    scores, matches = calibration.score(strength), calibration.is_match(inliers)
+    ranked = []
+    for place in ranking.order()[:k].tolist():
+        image_id, match = int(ranking.image_ids[place]), bool(matches[place])
+        one = ranking.evidence.get(image_id, Evidence())
+        own = match and one.inliers == inliers[place]  # else it matches over another hit
+        verified = Verified(
+            match=match,
+            inliers=int(inliers[place]),
+            box=one.box if own else None,
+            transform=one.transform.tolist() if own and one.transform is not None else None,
+            similarity=float(ranking.similarity[place]),
+            selective=float(ranking.selective[place]),
+        )
+        ranked.append(RankedCandidate(image_id, float(scores[place]), verified))
+    return ranked
+
+
+class GroupCandidates:
+    """The images of a group as `core/ranking.py` asks for them; `allowed` admits some of them only."""
+
+    def __init__(self, group: ShardGroup, centroids: np.ndarray, allowed: Allowed | None = None) -> None:
+        self._group, self._centroids, self._allowed = group, centroids, allowed
+
+    def find(self, vector: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        similarity, ids = self._group.find(vector[None], k, allowed=self._allowed)
+        return ids[0][ids[0] != NO_ID], similarity[0][ids[0] != NO_ID]
+
+    def compare(self, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
+        return self._group.compare(vector, image_ids)
+
+    def score(self, query: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
+        return score_points_of(self._group, query, image_ids)
+
+    def verify(self, query: QueryPoints, image_ids: np.ndarray) -> list[Evidence]:
+        return verify_points_of(self._group, query, image_ids)
+
+    def load_hits(
+        self, image_ids: np.ndarray, evidence: Sequence[Evidence]
+    ) -> tuple[np.ndarray, list[QueryPoints]]:
+        vectors = [self._group.vector(one) for one in image_ids.tolist()]
+        points: list[QueryPoints] = []
+        for place, one in enumerate(evidence):
+            ((shard, _, rows),) = self._group.locate(image_ids[place : place + 1])
+            file, size = _points_of(shard), _points_of(shard).sizes_px(rows)[0]
+            to_working = np.linalg.inv(_to_original(size))
+            box = one.move(np.eye(3), to_working).box or (0.0, 0.0, 0.0, 0.0)
+            working_px = int(size[0]), int(size[1])
+            points.append(
+                make_hit_points(
+                    _read_points(shard, rows), file.read_frames(rows), working_px, box, self._centroids
+                )
+            )
+        return np.stack([one for one in vectors if one is not None]), points
 
 
 def add_evidence(group: ShardGroup, ranked: Sequence[RankedCandidate]) -> list[Hit]:
@@ -146,6 +164,11 @@ def add_evidence(group: ShardGroup, ranked: Sequence[RankedCandidate]) -> list[H
     )
     hits = group.describe(ids, scores)
     return [replace(hit, verified=one.verified) for hit, one in zip(hits, ranked, strict=True)]
+
+
+def _to_original(size: np.ndarray) -> np.ndarray:
+    """(3, 3): pixels of working size → of the original, for the four numbers of `PointFile.sizes_px`."""
+    return scale_pixels(size[:2], size[2:] if size[2:].all() else size[:2])
 
 
 def _read_points(shard: OpenShard, rows: np.ndarray | Sequence[int]) -> PointSets:

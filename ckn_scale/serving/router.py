@@ -18,8 +18,9 @@ import numpy as np
 
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.evidence import SHORTLIST, Evidence, QueryPoints, choose_head
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.vector_index import merge_topk
-from ckn_scale.search.evidence import Candidates, RankedCandidate
+from ckn_scale.search.evidence import RankedCandidate, rank_best
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
 from ckn_scale.serving.limits import ApiError
@@ -159,7 +160,7 @@ class SearchRouter:
             candidates = await self._find(round_, encoded.vector, max(k, SHORTLIST), wanted)
             clock.note("search")
             gathered = await self._gather(round_, encoded.points, *candidates)
-            ranked = gathered.rank(version.calibration, k)
+            ranked = rank_best(gathered, version.calibration, k)
             hits = await self._describe(round_, ranked)
             found = any(hit.match for hit in hits)
             clock.note("evidence")
@@ -193,7 +194,7 @@ class SearchRouter:
 
     async def _gather(
         self, round_: _Round, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray
-    ) -> Candidates:
+    ) -> Ranking:
         """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
         number = round_.version.number
         owned = round_.split(image_ids)
@@ -214,7 +215,7 @@ class SearchRouter:
             for image_id, one in zip(chosen[group].tolist(), found, strict=True)
         }
         kept = np.sort(np.concatenate([owned[one] for one in owned if one in round_.answering] or [head[:0]]))
-        return Candidates(image_ids[kept], similarity[kept], selective[kept], evidence)
+        return Ranking(image_ids[kept], similarity[kept], selective[kept], evidence, {})
 
     async def _describe(self, round_: _Round, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         owned = round_.split(np.array([one.image_id for one in ranked], np.int64))

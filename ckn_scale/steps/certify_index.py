@@ -26,8 +26,9 @@ import pyarrow as pa
 from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.core.calibration import fit_calibration, fit_tail, name_rate
 from ckn_scale.core.evidence import HEAD, SHORTLIST, QueryPoints, join_evidence
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.vector_index import NO_ID
-from ckn_scale.search.evidence import Candidates, gather_evidence
+from ckn_scale.search.evidence import gather_evidence
 from ckn_scale.search.random_pairs import PairCounts, draw_others, expand_strengths
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
@@ -69,7 +70,7 @@ class PlantedQuery:
         """Of its original."""
         return self._join(self.inliers)
 
-    def count_nearer(self, candidates: Candidates) -> tuple[int, int]:
+    def count_nearer(self, candidates: Ranking) -> tuple[int, int]:
         """How many come before its original in the shortlist, and how many in the choice of the head."""
         unverified = replace(candidates, evidence={}).strength
         return (
@@ -77,7 +78,7 @@ class PlantedQuery:
             len(self._list_before(candidates.image_ids, unverified, self._join(0))),
         )
 
-    def list_before(self, candidates: Candidates) -> np.ndarray:
+    def list_before(self, candidates: Ranking) -> np.ndarray:
         """The ids that come before its original in the answer, strongest first."""
         return self._list_before(candidates.image_ids, candidates.strength, self.strength)
 
@@ -164,9 +165,7 @@ class CertifyIndex(Step):
             }
         )
 
-    def _count_before(
-        self, query: PlantedQuery, candidates: Candidates, group: ShardGroup
-    ) -> tuple[int, int]:
+    def _count_before(self, query: PlantedQuery, candidates: Ranking, group: ShardGroup) -> tuple[int, int]:
         """How many copies of the original, and how many other images, come before it in this shard."""
         copies, others = 0, 0
         for image_id in query.list_before(candidates)[:HITS_LOOKED_AT].tolist():
@@ -190,13 +189,12 @@ class CertifyIndex(Step):
         return float(query.original @ vector) > self.copy_levels[query.image_id]
 
 
-def _weigh(group: ShardGroup, query: PlantedQuery, ids: np.ndarray, similarity: np.ndarray) -> Candidates:
+def _weigh(group: ShardGroup, query: PlantedQuery, ids: np.ndarray, similarity: np.ndarray) -> Ranking:
     """What speaks for the images of a shard; only vectors do where there are no points."""
     if query.points is not None and group.has_points:
         return gather_evidence(group, query.points, ids, similarity)
-    return Candidates(
-        ids[ids != NO_ID], similarity[ids != NO_ID], np.zeros(np.count_nonzero(ids != NO_ID)), {}
-    )
+    present = ids != NO_ID
+    return Ranking(ids[present], similarity[present], np.zeros(np.count_nonzero(present)), {}, {})
 
 
 def _read_queries(store: Store, file: StoredFile) -> Iterator[PlantedQuery]:

@@ -20,6 +20,7 @@ from ckn_scale.search.shard import ShardGroup
 NUM_IMAGES = 160
 SHARED = {7: 60, 40: 35, 41: 35, 90: 20}  # points that images share with the query; 40 and 41 equally many
 POINTLESS = (5, 80)
+NO_MODEL = SimpleNamespace(points=None)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def vectors():
     return random_units(NUM_IMAGES, seed=3)
 
 
-def open_cut(folder, points, vectors, num_shards, **options):
+def open_cut(folder, points, vectors, num_shards, encoder=NO_MODEL, **options):
     sets, frames, _ = points
 
     def make_points(ids):
@@ -43,7 +44,7 @@ def open_cut(folder, points, vectors, num_shards, **options):
 
     made = publish_synthetic(folder / "run", vectors, num_shards, make_points=make_points, **options)
     shards = ShardGroup(made.run.store, made.manifest)
-    return Index(made.version, SimpleNamespace(), shards, run_url=made.run.url)
+    return Index(made.version, encoder, shards, run_url=made.run.url)
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +222,44 @@ def test_a_stricter_calibration_finds_less(index, vectors):
     )
     answer = strict.search_queries([query_like(vectors, 0)], 8)[0]
     assert [hit.image_id for hit in answer if hit.match] == [7]
+
+
+def test_expansion_finds_what_only_a_hit_shows(vectors, tmp_path):
+    """Image 7 shares 60 points with the query; image 90 shares others with 7 and nothing with the query."""
+    query = make_query()
+    counts = [60 if one == 7 else 0 for one in range(NUM_IMAGES)]
+    sets, frames, sizes = make_candidates(query, counts, others=60)
+    part = slice(*sets.offsets[7:9])
+    other = slice(*sets.offsets[90:92])
+    lone = np.flatnonzero(~np.isin(sets.codes[part].view("V16").ravel(), query.codes.view("V16").ravel()))
+    rows, chosen = np.arange(other.start, other.stop), part.start + lone[: other.stop - other.start]
+    words, codes, moved = sets.words.copy(), sets.codes.copy(), frames.copy()
+    words[rows[: len(chosen)]], codes[rows[: len(chosen)]] = sets.words[chosen], sets.codes[chosen]
+    moved[rows[: len(chosen)]] = frames[chosen]
+    order = np.lexsort((words, sets.image_of))
+    changed = (replace(sets, words=words[order], codes=codes[order]), moved[order], sizes)
+    centroids = np.random.default_rng(0).normal(size=(100, 128)).astype(np.float32) / 11
+    indexes = [
+        open_cut(
+            tmp_path / str(cut),
+            changed,
+            vectors,
+            cut,
+            encoder=SimpleNamespace(points=SimpleNamespace(centroids=centroids)),
+        )
+        for cut in (1, 4)
+    ]
+    asked = [Query(vectors[11], query)]
+    plain, expanded = (indexes[0].search_queries(asked, NUM_IMAGES, expand=one)[0] for one in (False, True))
+    places = [[hit.image_id for hit in answer].index(90) for answer in (plain, expanded)]
+    assert places[1] < 3 < places[0]
+    assert as_forms(indexes[1].search_queries(asked, NUM_IMAGES, expand=True)) == as_forms([expanded])
+
+
+def test_expansion_without_a_hit_is_the_plain_answer_and_needs_verification(index, vectors):
+    unrelated = [Query(vectors[0], make_query(seed=77))]
+    assert as_forms(index.search_queries(unrelated, 9, expand=True)) == as_forms(
+        index.search_queries(unrelated, 9)
+    )
+    with pytest.raises(InputError, match="exclude each other"):
+        index.search_queries(unrelated, 9, expand=True, verify=False)

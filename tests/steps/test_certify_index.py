@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.core.evidence import HEAD, SHORTLIST, Evidence
-from ckn_scale.search.evidence import Candidates
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.steps.certify_index import Before, PlantedQuery, copy_level, judge, wilson_lower
 from ckn_scale.storage.stored_files import StoredFile
 
@@ -43,10 +43,10 @@ def test_an_original_that_would_not_be_verified_is_missed():
     assert judge(Before(nearer=SHORTLIST)) == judge(Before(ahead=HEAD)) == "missed"
 
 
-def make_candidates(inliers: dict[int, int]) -> Candidates:
+def make_candidates(inliers: dict[int, int]) -> Ranking:
     ids, similarity = np.array([9, 3, 7, 8, 1]), np.array([0.6, 0.5, 0.5, 0.5, 0.4], np.float32)
     evidence = {one: Evidence(inliers=count) for one, count in inliers.items()}
-    return Candidates(ids, similarity, np.full(5, 0.1), evidence)
+    return Ranking(ids, similarity, np.full(5, 0.1), evidence, {})
 
 
 def test_what_comes_before_an_original_is_stronger_or_at_a_tie_has_a_smaller_id():
