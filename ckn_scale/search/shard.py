@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, score_rows, wrap_index
+from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, rank_rows, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
@@ -158,7 +158,10 @@ class ShardGroup:
         """(D,) vector, (N,) ids of this group → (N,) float32: their similarities, as a search gives them."""
         scores = np.empty(len(image_ids), np.float32)
         for shard, places, rows in self.locate(image_ids):
-            scores[places] = score_rows(shard.index.prepare(vector[None]), [(shard.index, rows)])
+            order = np.argsort(rows)
+            prepared = shard.index.prepare(vector[None])
+            values, found = rank_rows(prepared, [(shard.index, rows[order])], len(rows))
+            scores[places[order[found]]] = values
         return scores
 
     def search(self, vectors: np.ndarray, k: int, *, allowed: Allowed | None = None) -> list[list[Hit]]:

@@ -28,7 +28,7 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.shortlist import QUANTISER, load_quantiser, open_codes, predict_memory
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex
-from ckn_scale.steps.certify_index import CertifyIndex, Query
+from ckn_scale.steps.certify_index import CertifyIndex, PlantedQuery
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import (
@@ -198,7 +198,7 @@ class MeasureShortlist(Step):
         return CertifyIndex(self.run, self.manifest_file, self.draw_name)
 
     @cached_property
-    def queries(self) -> list[tuple[Query, np.ndarray]]:
+    def queries(self) -> list[tuple[PlantedQuery, np.ndarray]]:
         """Those that a comparison of all rows can answer, and their vectors."""
         return [(one, one.vector) for one in self.certified.asked if one.vector is not None]
 
