@@ -44,6 +44,14 @@ def test_a_view_finds_its_photograph_as_in_this_process(server, photo_run):
         here = index.search(query_view(photo), k=5)
         assert [hit["image_id"] for hit in body["hits"]] == [hit.image_id for hit in here]
         assert [hit["score"] for hit in body["hits"]] == pytest.approx([hit.score for hit in here], abs=1e-3)
+        assert body["found"] is here.found is True
+        assert [hit["match"] for hit in body["hits"]] == [hit.match for hit in here]
+        assert [hit["inliers"] for hit in body["hits"]] == pytest.approx([hit.inliers for hit in here], abs=1)
+        assert body["hits"][0]["box"] == pytest.approx(here[0].box, abs=2)
+    plain = server.search(query_view("coffee"), k=3, verify=False, filter="uri^=/").json()
+    assert "found" not in plain
+    assert plain["hits"][0].keys() == {"image_id", "uri", "score", "columns"}
+    assert server.search(query_view("coffee"), k=3, filter="year>2000").status_code == 400
 
 
 def test_a_box_searches_for_a_part(server):
