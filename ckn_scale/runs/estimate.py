@@ -27,6 +27,7 @@ from ckn_scale.config import Resources, Settings, parse_settings
 from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_sgd import PairProblem, draw_pairs, measure_error, take_step
 from ckn_scale.core.ckn_training import add_layer
+from ckn_scale.core.evidence import HEAD
 from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
@@ -201,8 +202,14 @@ def list_sizes(
         "encode_images": Size(num_images, num_images),
         "build_index": Size(num_images, num_images),
         "plant_queries": Size(queries, queries),
-        "certify_index": Size(queries * num_images, 0),
+        "certify_index": Size(queries * _count_verified(settings, num_images), 0),
     }
+
+
+def _count_verified(settings: Settings, num_images: int) -> int:
+    """Images that a planted query is compared with by points: the head of each index shard, and few more."""
+    held = settings.plan.images_per_shard * settings.index.shards_per_index_shard
+    return -(-num_images // held) * min(num_images, held, 3 * HEAD // 2)
 
 
 def count_point_words(settings: Settings, num_sampled: int, num_patches: float) -> int:

@@ -61,6 +61,7 @@ KINDS = {
     "manifest": lambda run, version: version.manifest.path,
     "index shard": lambda run, version: manifest_of(run).shards[-1].index.path,
     "side table": lambda run, version: manifest_of(run).shards[0].table.path,
+    "points": lambda run, version: manifest_of(run).shards[0].points.path,
     "older index shard": lambda run, version: manifest_of(run, 1).shards[-1].index.path,
     "draw": lambda run, version: f"queries/{version.certificate.draw}.json",
     "outcomes": lambda run, version: version.certificate.outcomes.path,
