@@ -18,10 +18,11 @@ import numpy as np
 
 FALSE_ALARM_RATES = (1e-3, 1e-4, 1e-6)
 DECISION_RATE = 1e-6  # of a match: chance makes one of so many random pairs one
-TAIL_SHARE = 0.05  # of random pairs that the tail is fitted to
-MIN_TAIL_START = 3  # fewer inliers say nothing: one match alone proposes a transform and agrees with it
-PRIOR_PAIRS = 200.0
-PRIOR_SHARE = 0.05  # of pairs in the tail
+TAIL_SHARE, TAIL_PAIRS = 0.05, 30  # of random pairs that the tail is fitted to, at least
+MIN_TAIL_START = 2  # one match alone proposes a transform and agrees with it
+PRIOR_TAIL_START = 4
+PRIOR_PAIRS = 75.0
+PRIOR_SHARE = 0.2  # of pairs in the tail
 PRIOR_EXCESS = 0.5  # inliers beyond its start, on average
 OUTLIER_COUNT = 0.02  # a value that the tail expects less often than this among all pairs is no chance
 MARGIN_DEVIATIONS = 2.0  # by which the tail is taken to be longer than it was measured
@@ -61,7 +62,7 @@ def fit_tail(histogram: Mapping[int, int]) -> Tail:
         tail = _blend(start, pairs, inside, excess)
         expected = pairs * tail.share * tail.ratio ** (value - start)
         if value > start and expected < OUTLIER_COUNT:
-            outliers = sum(count for one, count in histogram.items() if one >= value)
+            outliers = _count_from(histogram, value)
             break
         inside += histogram[value]
         excess += histogram[value] * (value - start)
@@ -70,12 +71,18 @@ def fit_tail(histogram: Mapping[int, int]) -> Tail:
 
 
 def _find_start(histogram: Mapping[int, int]) -> int:
-    """The first number of inliers that few pairs reach."""
+    """The largest number of inliers that enough pairs reach to see how their number falls off."""
     pairs = sum(histogram.values())
+    if pairs < TAIL_PAIRS:
+        return PRIOR_TAIL_START
     start = MIN_TAIL_START
-    while sum(count for one, count in histogram.items() if one >= start) > TAIL_SHARE * pairs:
+    while _count_from(histogram, start + 1) >= max(TAIL_PAIRS, TAIL_SHARE * pairs):
         start += 1
     return start
+
+
+def _count_from(histogram: Mapping[int, int], inliers: int) -> int:
+    return sum(count for one, count in histogram.items() if one >= inliers)
 
 
 def _blend(start: int, pairs: float, inside: float, excess: float) -> Tail:
