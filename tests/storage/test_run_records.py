@@ -45,6 +45,8 @@ CERTIFICATE = {
         "planted": 8,
         "matched": 7,
     },
+    "shortlist": {},
+    "carried_from": None,
 }
 BODY = {
     "build": "b",
@@ -62,6 +64,8 @@ BODY = {
         "limit": 0.1,
     },
     "certificate": CERTIFICATE,
+    "deletions": 0,
+    "purge": 0,
 }
 
 
