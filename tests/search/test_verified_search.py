@@ -17,7 +17,7 @@ from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query, score_points_of, verify_points_of
 from ckn_scale.search.shard import ShardGroup
 
-NUM_IMAGES = 160
+NUM_IMAGES = 240
 SHARED = {7: 60, 40: 35, 41: 35, 90: 20}  # points that images share with the query; 40 and 41 equally many
 POINTLESS = (5, 80)
 NO_MODEL = SimpleNamespace(points=None)
@@ -85,7 +85,7 @@ def test_nothing_is_found_for_what_nothing_shows(index, vectors):
     assert max(hit.score for hit in answer) < 0.1
 
 
-@pytest.mark.parametrize("num_shards", [2, 7, 200])  # the last one has empty shards
+@pytest.mark.parametrize("num_shards", [2, 7, 260])  # the last one has empty shards
 def test_an_answer_does_not_depend_on_the_cut(num_shards, index, points, vectors, tmp_path):
     cut = open_cut(tmp_path, points, vectors, num_shards)
     queries = [query_like(vectors, 0), Query(vectors[9], make_query(seed=77)), query_like(vectors, 90)]
