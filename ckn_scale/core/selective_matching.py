@@ -119,14 +119,17 @@ def _vote(codes: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarr
     a, b, c = (codes[starts[three] + place] for place in range(3))
     voted[three] = (a & b) | (c & (a | b))
     many = np.flatnonzero(counts > 3)
+    many = many[np.argsort(-counts[many], kind="stable")]
     if len(many):
         number = counts[many]
-        bounds = np.cumsum(number) - number
-        rows = np.repeat(starts[many] - bounds, number) + np.arange(number.sum())
-        votes = np.add.reduceat(np.unpackbits(codes[rows], axis=1), bounds, axis=0, dtype=np.int32)
         leading = np.unpackbits(voted[many], axis=1)
+        votes = leading.astype(np.uint16)
+        for place in range(1, int(number[0])):  # the second code of all groups, then the third, …
+            reached = int(np.searchsorted(-number, -place))  # groups that have more codes than `place`
+            votes[:reached] += np.unpackbits(codes[starts[many[:reached]] + place], axis=1)
+        twice = 2 * votes.astype(np.int32)
         voted[many] = np.packbits(
-            np.where(2 * votes == number[:, None], leading, 2 * votes > number[:, None]), axis=1
+            np.where(twice == number[:, None], leading, twice > number[:, None]), axis=1
         )
     return voted
 
