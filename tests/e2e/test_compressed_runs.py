@@ -13,6 +13,7 @@ from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.errors import SettingsError
 from ckn_scale.pipeline import index_images
+from ckn_scale.runs.delete_images import delete_images
 from ckn_scale.runs.verify import verify_run
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps import compress_index
@@ -100,6 +101,19 @@ def test_an_append_keeps_the_quantiser_and_the_codes_that_are_there(coded, refer
     assert all(read_commits(run, f"make_codes-{name}")[number] == one for number, one in codes.items())
     found = open_index(str(run)).search(more / f"new-{DISTRACTORS[5]}.jpg", 1)
     assert found[0].uri.endswith(f"new-{DISTRACTORS[5]}.jpg")
+
+
+def test_what_is_deleted_leaves_the_answers_and_the_codes_stay(coded, photos, tmp_path):
+    run = shutil.copytree(coded[1], tmp_path / "run")
+    before, query = manifest_of(run), photos / "astronaut.jpg"
+    gone = open_index(str(run)).search(query, 1)[0].image_id
+    delete_images(RunFolder.open(str(run)), [gone])
+    after = manifest_of(run)
+    assert after.short_codes == before.short_codes
+    assert [shard.codes for shard in after.shards] == [shard.codes for shard in before.shards]
+    found = open_index(str(run)).search(query, 100)
+    assert len(found) == before.rows - 1
+    assert gone not in {hit.image_id for hit in found}
 
 
 def test_auto_does_not_use_codes_that_lose_answers(photos, reference, tmp_path, monkeypatch, caplog):
