@@ -126,6 +126,9 @@ def images(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Then by their points: selective matching, geometry.")] = False,
     expand: Annotated[bool, typer.Option(help="Then once more, asked with the verified hits.")] = False,
+    discriminative: Annotated[
+        bool, typer.Option(help="Expand by what tells the hits from other images, not by their mean.")
+    ] = False,
     points: Annotated[
         str,
         typer.Option(help="Whose codes --verify matches: ckn (the preset's), ckn-white, rootsift@REGION."),
@@ -148,7 +151,7 @@ def images(
     ckn-scale evaluate images oxford5k/ --protocol oxford --train-images bsds500/ \\
       --reduction-images flickr/ --verify --expand --json out.json
     """
-    verify = verify or expand
+    verify, expand = verify or expand or discriminative, expand or discriminative
     descriptors = descriptors or ("ckn" if verify else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix")
     task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_table import Place
@@ -167,7 +170,8 @@ def images(
     elif verify:
         if len(places) > 1:
             raise InputError("--verify takes one region and one smoothing")
-        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, points, expand))
+        expansion = {"expand": expand, "discriminative": discriminative}
+        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, points, expansion))
     else:
         task.report(protocol, measure_images(task, data, protocol, crop, places, how))
 
@@ -270,7 +274,7 @@ def measure_stages(
     place: Place,
     how: dict[str, Any],
     points: str,
-    expand: bool,
+    expansion: dict[str, bool],
 ) -> Measured:
     from ckn_scale.evaluate.evidence_table import EvidenceTable, format_stages, parse_points
     from ckn_scale.evaluate.image_sets import read_image_set
@@ -283,7 +287,7 @@ def measure_stages(
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
-        results = EvidenceTable(table, requests, expand).measure(place)
+        results = EvidenceTable(table, requests, **expansion).measure(place)
     return results, format_stages(results), count_images(table, trained_on)
 
 

@@ -31,6 +31,7 @@ MIN_INLIERS = 8  # of a hit, that lie apart
 NUM_VERIFIERS = 3  # hits that verify, too
 CHAINED_HEAD = 60  # candidates they verify: the strongest that the query itself has not
 EXPANDED_HEAD = 200  # candidates that the query verifies, those that it has verified before included
+NUM_OTHERS = 50  # images of other things that a vector is told apart from
 BOX_MARGIN = 0.1  # of the box's sides, by which the points of a hit may lie outside
 _MARGIN_PX = 8.0
 _RIDGE = 0.1  # of the trace of an average image
@@ -115,7 +116,7 @@ def separate_vectors(query: np.ndarray, hits: np.ndarray, others: np.ndarray) ->
     """(D,) float32 of unit length: the linear classifier of query and hits (H, D) against others (M, D).
 
     Ridge regression of 1 and 0, both sides with the same weight; in closed form, because a vector is much
-    longer than there are images.
+    longer than there are images. Without others, the mean.
     """
     if len(others) == 0:
         return average_vectors(query, hits)

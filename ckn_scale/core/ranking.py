@@ -17,11 +17,12 @@ from ckn_scale.core.expansion import (
     CHAINED_HEAD,
     EXPANDED_HEAD,
     MIN_INLIERS,
+    NUM_OTHERS,
     NUM_VERIFIERS,
-    average_vectors,
     chain_inliers,
     choose_hits,
     merge_points,
+    separate_vectors,
 )
 
 
@@ -47,6 +48,9 @@ class Candidates(Protocol):
 
         The first `NUM_VERIFIERS` have the words that matching takes.
         """
+
+    def load_vectors(self, image_ids: np.ndarray) -> np.ndarray:
+        """Vectors (N, D) of these images, as decoded from what is stored."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,12 @@ def expand_ranking(
     *,
     shortlist: int = SHORTLIST,
     head: int = EXPANDED_HEAD,
+    discriminative: bool = False,
 ) -> Ranking:
-    """The answer once more, asked by the query and its verified hits together; without a hit, `first`."""
+    """The answer once more, asked by the query and its verified hits together; without a hit, `first`.
+
+    `discriminative`: by a vector that tells them from the weakest of the shortlist, not by their mean.
+    """
     own = np.array(
         [first.evidence[one].inliers if one in first.evidence else 0 for one in first.image_ids.tolist()]
     )
@@ -111,7 +119,9 @@ def expand_ranking(
         return first
     links = [first.evidence[one] for one in chosen.tolist()]
     vectors, hits = candidates.load_hits(chosen, links)
-    wider = average_vectors(vector, vectors)
+    weakest = first.image_ids[first.order()[::-1][:NUM_OTHERS]]
+    others = candidates.load_vectors(weakest[~np.isin(weakest, chosen)]) if discriminative else vectors[:0]
+    wider = separate_vectors(vector, vectors, others)
     found_ids, _ = candidates.find(wider, shortlist)
     image_ids = np.union1d(first.image_ids, found_ids)  # what the query found itself is not lost
     similarity = candidates.compare(wider, image_ids)

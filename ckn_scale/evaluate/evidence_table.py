@@ -136,6 +136,10 @@ class ArrayCandidates:
             hits.append(make_hit_points(image.stored, image.frames, image.size_px, one.box, words))
         return self.vectors[image_ids], hits
 
+    def load_vectors(self, image_ids: np.ndarray) -> np.ndarray:
+        vectors: np.ndarray = self.vectors[image_ids]
+        return vectors
+
     @cached_property
     def _all(self) -> PointSets:
         return _concatenate([image.stored for image in self.images])
@@ -160,6 +164,7 @@ class EvidenceTable:
     table: ImageTable
     requests: Sequence[PointsRequest]
     expand: bool
+    discriminative: bool = False
 
     def measure(self, place: Place) -> list[dict[str, Any]]:
         """A result for each stage, kind of codes, and row of vectors."""
@@ -269,7 +274,11 @@ class EvidenceTable:
         stages: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for done, (query, vector) in enumerate(zip(table.images.queries, queries, strict=True)):
             for stage, order, seconds in rank_stages(
-                candidates, vector, images[query.image].query, expand=self.expand
+                candidates,
+                vector,
+                images[query.image].query,
+                expand=self.expand,
+                discriminative=self.discriminative,
             ):
                 score = score_query(query, _place_scores(order, len(database)), table.images.protocol)
                 stages[stage].append((score, 1e3 * seconds))
@@ -296,7 +305,12 @@ class EvidenceTable:
 
 
 def rank_stages(
-    candidates: ArrayCandidates, vector: np.ndarray, query: QueryPoints, *, expand: bool
+    candidates: ArrayCandidates,
+    vector: np.ndarray,
+    query: QueryPoints,
+    *,
+    expand: bool,
+    discriminative: bool = False,
 ) -> Iterator[tuple[str, np.ndarray, float]]:
     """Each stage's order of image ids, and the CPU seconds from the shortlist on."""
     image_ids, similarity = candidates.find(vector, len(candidates.images))
@@ -309,7 +323,7 @@ def rank_stages(
     first = rank_candidates(candidates, vector, query)
     yield "verified", first.image_ids[first.order()], time.process_time() - started
     if expand:
-        wider = expand_ranking(candidates, vector, query, first)
+        wider = expand_ranking(candidates, vector, query, first, discriminative=discriminative)
         yield "expanded", wider.image_ids[wider.order()], time.process_time() - started
 
 

@@ -39,6 +39,9 @@ def test_every_stage_has_a_row_for_each_kind_of_codes(groups, run, cache, tmp_pa
     again = run("evaluate", "images", groups, *TINY, *cache, *OPTIONS, "--verify", "--points", "ckn")
     assert again.exit_code == 0, again.output
     assert "expanded" not in again.output
+    told = run("evaluate", "images", groups, *TINY, *cache, *OPTIONS, "--discriminative", "--points", "ckn")
+    assert told.exit_code == 0, told.output
+    assert "expanded" in told.output
 
 
 def test_a_set_is_asked_of_a_published_index(groups, run, cache, tmp_path):

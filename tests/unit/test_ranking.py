@@ -36,6 +36,10 @@ class Shelf:
         found = self.inliers[query.size_px[0]]
         return [Evidence(inliers=found[one - 10], box=BOX) for one in image_ids.tolist()]
 
+    def load_vectors(self, image_ids):
+        self.loaded = image_ids.tolist()
+        return self.vectors[image_ids - 10]
+
     def load_hits(self, image_ids, evidence):
         assert [one.box for one in evidence] == [BOX] * len(image_ids)
         hits = [QueryPoints(QUERY.words, QUERY.codes, QUERY.frames, (one, one)) for one in image_ids.tolist()]
@@ -75,6 +79,20 @@ def test_a_chain_counts_as_its_weaker_link():
     first = rank_candidates(shelf, np.ones(3), QUERY)
     found = expand_ranking(shelf, np.ones(3), QUERY, first)
     assert dict(zip(found.image_ids.tolist(), found.inliers.tolist(), strict=True)) == {10: 0, 11: 25, 12: 25}
+
+
+def test_a_discriminative_expansion_is_told_from_the_weakest():
+    vectors = np.array([[0.8, 0.6, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1], [0.7, 0.0, 0.7]])
+    vector = np.array([1.0, 0.0, 0.0])
+    mean, told = (
+        expand_ranking(shelf, vector, QUERY, rank_candidates(shelf, vector, QUERY), discriminative=choice)
+        for choice, shelf in (
+            (choice, Shelf(vectors, [0.01, 0.0, 0.0, 0.0], {10: [30, 0, 0, 0]})) for choice in (False, True)
+        )
+    )
+    by_id = [dict(zip(one.image_ids.tolist(), one.similarity.tolist(), strict=True)) for one in (mean, told)]
+    assert by_id[1][11] < by_id[0][11]  # what the hit shares with the others counts less
+    assert by_id[1][10] > by_id[1][11]
 
 
 def test_without_a_verified_hit_nothing_is_expanded():
