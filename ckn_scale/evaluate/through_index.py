@@ -15,17 +15,19 @@ from ckn_scale.evaluate.report import format_table, points
 from ckn_scale.evaluate.training_images import Progress
 from ckn_scale.search.engine import Index
 
-STAGES = {"vlad": False, "verified": True}  # whether a search verifies
+STAGES = ("vlad", "verified", "expanded")
 
 
 def measure_index(images: ImageSet, index: Index, on_progress: Progress) -> list[dict[str, Any]]:
     """A result for each stage that a search answers by; `images` are those that were indexed."""
     position = {str(file.path): row for row, file in enumerate(images.database)}
     results = []
-    for stage, verify in STAGES.items():
+    for stage in STAGES:
         scores, started = [], time.process_time()
         for done, query in enumerate(images.queries):
-            answer = index.search(query.image.path, len(position), query.image.box, verify=verify)
+            verify, expand = stage != "vlad", stage == "expanded"
+            image, k = query.image, len(position)
+            answer = index.search(image.path, k, image.box, verify=verify, expand=expand)
             ranking = _locate([hit.uri for hit in answer], position)
             similarities = np.full(len(position), -1.0)
             similarities[ranking] = np.arange(len(ranking), 0, -1)

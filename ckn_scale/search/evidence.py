@@ -28,7 +28,7 @@ from ckn_scale.core.evidence import (
     score_shortlist,
     verify_head,
 )
-from ckn_scale.core.expansion import make_hit_points
+from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.selective_matching import PointSets
 from ckn_scale.core.vector_index import NO_ID
@@ -140,7 +140,6 @@ class GroupCandidates:
     def load_hits(
         self, image_ids: np.ndarray, evidence: Sequence[Evidence]
     ) -> tuple[np.ndarray, list[QueryPoints]]:
-        vectors = [self._group.vector(one) for one in image_ids.tolist()]
         points: list[QueryPoints] = []
         for place, one in enumerate(evidence):
             ((shard, _, rows),) = self._group.locate(image_ids[place : place + 1])
@@ -148,12 +147,15 @@ class GroupCandidates:
             to_working = np.linalg.inv(_to_original(size))
             box = one.move(np.eye(3), to_working).box or (0.0, 0.0, 0.0, 0.0)
             working_px = int(size[0]), int(size[1])
+            words = self._centroids if place < NUM_VERIFIERS else None
             points.append(
-                make_hit_points(
-                    _read_points(shard, rows), file.read_frames(rows), working_px, box, self._centroids
-                )
+                make_hit_points(_read_points(shard, rows), file.read_frames(rows), working_px, box, words)
             )
-        return np.stack([one for one in vectors if one is not None]), points
+        return self.load_vectors(image_ids), points
+
+    def load_vectors(self, image_ids: np.ndarray) -> np.ndarray:
+        vectors = [self._group.vector(one) for one in image_ids.tolist()]
+        return np.stack([one for one in vectors if one is not None])
 
 
 def add_evidence(group: ShardGroup, ranked: Sequence[RankedCandidate]) -> list[Hit]:
