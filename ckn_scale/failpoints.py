@@ -5,7 +5,9 @@ CKN_SCALE_FAILPOINT=recorded:encode_images         die after a record (any shard
 CKN_SCALE_FAILPOINT=data_written:encode_images:3:STOP   stop there, until SIGCONT
 CKN_SCALE_FAILPOINT=data_written:publish:1:STOP    before the record of version 1; plan:2: of segment 2;
                                                    rollback:3: of version 3, which restores an earlier one
-CKN_SCALE_FAILPOINT=data_written:output_folder     before a folder for the user (an export) is there
+CKN_SCALE_FAILPOINT=data_written:delete:1          before a record of deletions, recorded:delete:1 after it;
+                                                   purge:1 likewise; published:purge:4: version 4 is
+                                                   current, and the files of before are still there
 CKN_SCALE_IMAGE_KILLS=name.jpg                     an image that kills the process preparing it
 CKN_SCALE_IMAGE_HANGS=name.jpg                     an image whose preparation never ends
 """
