@@ -28,6 +28,7 @@ from ckn_scale.steps.compress_index import (
 )
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.find_copies import DrawReferences, FindCopies
 from ckn_scale.steps.plan_images import OnChanges, Source, plan_with_background
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (
@@ -298,6 +299,13 @@ def compress(
         log.warning("%s", choice.explain(kind, used=used))
     certificate = replace(certificate, shortlist=describe_choice(measured, choice, kind, used=used))
     return (write_coded_manifest(made, kind, choice) if used else manifest), certificate
+
+
+def find_copies(driver: Driver, manifest: StoredFile, min_score: float | None = None) -> FindCopies:
+    """Compare all images of a published version with each other; not part of `index_images`."""
+    if min_score is None:
+        driver.run_step(DrawReferences(driver.run, manifest))
+    return driver.run_step(FindCopies(driver.run, manifest, min_score))
 
 
 def summarise(driver: Driver, version: int) -> IndexReport:

@@ -1,8 +1,8 @@
-"""The verb that takes vectors out of a run, for other tools."""
+"""The verb that takes vectors or pairs of images out of a run, for other tools."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +10,10 @@ from ckn_scale.cli.options import AsJson, Run
 from ckn_scale.cli.output import announce, print_json
 from ckn_scale.errors import InputError
 from ckn_scale.interrupts import keep_nothing
+
+if TYPE_CHECKING:
+    from ckn_scale.runs.export import Export
+    from ckn_scale.runs.export_pairs import PairExport
 
 
 def export(
@@ -22,27 +26,52 @@ def export(
     faiss: Annotated[
         bool, typer.Option("--faiss", help="One index file that plain FAISS searches, made in memory.")
     ] = False,
+    pairs: Annotated[
+        Literal["hloc"] | None, typer.Option(help="Pairs of images that show the same, for hloc.")
+    ] = None,
+    matches: Annotated[
+        Literal["colmap-db"] | None, typer.Option(help="Their keypoints and matches, as a COLMAP database.")
+    ] = None,
+    neighbours: Annotated[
+        int, typer.Option(min=1, max=1000, help="Of an image that make pairs with it, the best.")
+    ] = 20,
+    image_root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="That names of images are relative to; by default what all lie below."
+        ),
+    ] = None,
     version: Annotated[
         int | None, typer.Option(help="A published version; the current one by default.")
     ] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress lines.")] = False,
 ) -> None:
-    """Take the vectors of a published version along, for NumPy, Parquet readers or plain FAISS.
+    """Take a published version along: for NumPy, Parquet readers, plain FAISS, hloc or COLMAP.
 
     npy: vectors.npy, ids.npy and images.csv (image_id, uri, kept columns), row by row the same images, in the
     order of their ids. parquet: vectors.parquet, all in one table. --faiss: index.faiss, whose
     answers are ids, and images.csv. Vectors are those a query is compared with; where the run
     stores signs (reduction.stored), what the signs stand for.
 
+    --pairs hloc: pairs.txt, two names a line: each image with those that match it (verified as searches are).
+    --matches colmap-db: database.db with cameras, images, keypoints, matches and two-view geometries; pixels
+    are those of upright images in their original size.
+
     \b
     ckn-scale export run/ out/ --vectors npy
     ckn-scale export s3://bucket/run out/ --vectors parquet --version 2
     ckn-scale export run/ out/ --faiss
+    ckn-scale export run/ out/ --pairs hloc --neighbours 10
+    ckn-scale export run/ out/ --matches colmap-db --image-root photos/
     python -c 'import faiss; print(faiss.read_index("out/index.faiss").ntotal)'
     """
-    if (vectors is None) == (not faiss):
-        raise InputError("say what to export: either --vectors npy, --vectors parquet or --faiss")
+    wanted = [one for one in (vectors, "faiss" if faiss else None, pairs, matches) if one is not None]
+    if len(wanted) != 1:
+        raise InputError(
+            "say what to export, one of: --vectors npy, --vectors parquet, --faiss, --pairs hloc, "
+            "--matches colmap-db"
+        )
     keep_nothing()
     announce(f"exporting {run} to {out}", quiet=quiet)
     from dataclasses import asdict
@@ -50,17 +79,34 @@ def export(
 
     from ckn_scale.cli.progress import ProgressDisplay
     from ckn_scale.runs.export import export_version
+    from ckn_scale.runs.export_pairs import export_pairs
     from ckn_scale.storage.run_folder import RunFolder
 
     opened = RunFolder.open(run)
-    form = vectors or "faiss"
+    written: Export | PairExport
     with ProgressDisplay(quiet=quiet) as display:
         show = partial(display.show_count, "export")
-        written = export_version(opened, out, form, version, show)
+        if pairs or matches:
+            written = export_pairs(
+                opened, out, wanted[0], version, neighbours=neighbours, image_root=image_root, on_rows=show
+            )
+        else:
+            written = export_version(opened, out, wanted[0], version, show)
     if as_json:
         print_json({"run": opened.url, "folder": out, **asdict(written)})
-        return
-    print(f"version {written.version}: {written.rows} vectors of {written.dim} numbers in {out}")
+    else:
+        _print(written, out)
+
+
+def _print(written: Export | PairExport, out: str) -> None:
+    from ckn_scale.runs.export_pairs import PairExport
+
+    index = ""
+    if isinstance(written, PairExport):
+        found = f"{written.pairs} pairs of {written.images} images, {written.matches} verified matches"
+        print(f"version {written.version}: {found} in {out}; names are relative to {written.image_root}")
+    else:
+        print(f"version {written.version}: {written.rows} vectors of {written.dim} numbers in {out}")
+        index = f", {written.index}"
     for name, size in written.files.items():
-        what = f", {written.index}" if name == "index.faiss" else ""
-        print(f"  {name}  {size / 1e6:.1f} MB{what}")
+        print(f"  {name}  {size / 1e6:.1f} MB{index if name == 'index.faiss' else ''}")

@@ -16,7 +16,9 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckn_scale import __version__
+from ckn_scale.cli.copies import copies
 from ckn_scale.cli.evaluate import app as evaluate_app
+from ckn_scale.cli.explain import explain
 from ckn_scale.cli.export import export
 from ckn_scale.cli.index import build, encode, index, plan, publish, sample, train
 from ckn_scale.cli.options import spread_options
@@ -32,8 +34,8 @@ VERBS = (
     index,
     *(plan, sample, train, encode, build, publish),  # what `index` does, one by one
     *(status, failures, verify, digest, gc),
-    *(versions, delete, purge, rollback, export),
-    *(search, serve, demo),
+    *(versions, delete, purge, rollback, export, copies),
+    *(search, explain, serve, demo),
 )
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it

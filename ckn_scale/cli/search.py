@@ -50,7 +50,7 @@ def search(
     ckn-scale search run/ photo.jpg --expand -k 100
     ckn-scale search run/ photo.jpg --filter 'year>=2020' --filter 'uri^=s3://bucket/2020/'
     """
-    corners = None if box is None else _parse_box(box, len(images))
+    corners = None if box is None else parse_box(box, len(images))
     announce(f"opening {run}", quiet=as_json)
     from ckn_scale.search.engine import open_index
 
@@ -66,7 +66,8 @@ def search(
         raise typer.Exit(1)
 
 
-def _parse_box(text: str, num_images: int) -> list[float]:
+def parse_box(text: str, num_images: int) -> list[float]:
+    """The four numbers of `--box`; InputError when it is none, or there are several images."""
     from ckn_scale.search.query_images import check_box
 
     try:

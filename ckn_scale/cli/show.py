@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ckn_scale.cli.options import SettingsOptions, spread_options
+from ckn_scale.cli.explain import check_picture
+from ckn_scale.cli.options import Run, SettingsOptions, spread_options
 from ckn_scale.cli.output import announce
 from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.core.keypoints import Keypoints
     from ckn_scale.evaluate.regions import KeyedDescriptor
+    from ckn_scale.search.engine import Answer, Index
+    from ckn_scale.search.evidence import Query
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Write pictures: regions, patches, matches, filters, the inputs of the networks, robustness.",
+    help="Write pictures: regions, patches, matches, hits, filters, the inputs of the networks, robustness.",
 )
 
 ImagePath = Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")]
@@ -138,6 +141,78 @@ def matches(
     for row in verified.transform.tolist():
         print("  " + " ".join(f"{value:14.7g}" for value in row))
     print(f"box in {second.name}: " + ", ".join(f"{value:.0f}" for value in verified.box))
+
+
+@app.command()
+def hits(
+    run: Run,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="The query image: a path or URI.")],
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The PNG; hits.png by default.")
+    ] = Path("hits.png"),
+    k: Annotated[int, typer.Option("-k", min=1, max=100, help="How many hits.")] = 10,
+    version: Annotated[
+        int | None, typer.Option(help="A published version; the current one by default.")
+    ] = None,
+) -> None:
+    """What a search finds: the query beside each hit, with the points that agree and the box around them.
+
+    \b
+    ckn-scale show hits run/ query.jpg -o hits.png -k 12
+    """
+    from ckn_scale.evaluate.report import check_writable
+
+    check_picture(out)
+    check_writable(out)
+    announce(f"opening {run}")
+    from ckn_scale.search.engine import open_index
+
+    index = open_index(run, version)
+    query = index.encode_query(image)
+    answer = index.search_queries([query], k)[0]
+    save(out, _draw_hits(index, query, answer, image))
+
+
+def _draw_hits(index: Index, query: Query, answer: Answer, name: str) -> np.ndarray:
+    import numpy as np
+
+    from ckn_scale.evaluate.pictures.sheets import MatchedTile, draw_hits
+    from ckn_scale.search.matches import match_images
+
+    ids, none = [hit.image_id for hit in answer], np.empty((0, 2))
+    matched = (
+        match_images(index.shards, query.points, ids)
+        if answer.verified and query.points is not None
+        else None
+    )
+    tiles = []
+    for place, hit in enumerate(answer):
+        thumbnail = index.thumbnail(hit.image_id)
+        image = np.full((120, 160, 3), 230, np.uint8) if thumbnail is None else decode_thumbnail(thumbnail)
+        caption = f"{hit.score:.3f} {Path(hit.uri).name}"
+        if matched is None or query.points is None or not hit.match:
+            verdict = "" if matched is None else "no match: "
+            tiles.append(MatchedTile(image, none, none, None, f"{place + 1}. {verdict}{caption}"))
+            continue
+        one = matched[place]
+        inliers, size = one.verified.inliers, np.array(one.size_px)
+        points = (
+            one.first[inliers, :, 2] / np.array(query.points.size_px),
+            one.second[inliers, :, 2] / size,
+        )
+        box = one.verified.box
+        shares = None if box is None else tuple((np.array(box) / np.tile(size, 2)).tolist())
+        tiles.append(MatchedTile(image, *points, shares, f"{place + 1}. {one.inliers} inliers: {caption}"))
+    found = {True: "found", False: "nothing found", None: "by vectors alone"}[answer.found]
+    caption = f"{Path(name).name}: {found}; {len(index)} images in version {index.version}"
+    return draw_hits(index.read_pixels(name), tiles, columns=2, caption=caption)
+
+
+def decode_thumbnail(data: bytes) -> np.ndarray:
+    from ckn_scale.core.images import decode_jpeg
+
+    return decode_jpeg(data)
 
 
 @app.command()

@@ -15,7 +15,9 @@ from ckn_scale.storage.plans import PlanReader, count_shards, find_segment, read
 from ckn_scale.storage.run_folder import (
     BUILD_INDEX,
     CERTIFY_INDEX,
+    DRAW_REFERENCES,
     ENCODE_IMAGES,
+    FIND_COPIES,
     LEARN_QUANTISER,
     MAKE_CODES,
     MEASURE_SHORTLIST,
@@ -29,6 +31,8 @@ from ckn_scale.storage.stored_files import read_table
 
 _COMPRESSING = (LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST)
 _FAILURES = tuple(state for state in IMAGE_STATES if state not in ("ok", *DEAD_STATES))
+_FINDING_COPIES = (DRAW_REFERENCES, FIND_COPIES)
+AFTER_LEARNING = (ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX, *_COMPRESSING, *_FINDING_COPIES)
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
@@ -158,11 +162,7 @@ def _list_learning(run: RunFolder) -> Iterator[Mapping[str, Any]]:
 
 def _list_learned(run: RunFolder) -> Iterator[Mapping[str, Any]]:
     """What learning the models took, in the order it was begun; nothing where they were taken over."""
-    labels = [
-        label
-        for label in run.logs()
-        if not label.startswith((ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX, *_COMPRESSING))
-    ]
+    labels = [label for label in run.logs() if not label.startswith(AFTER_LEARNING)]
     commits = {label: list(run.commits(label).committed().values()) for label in labels}
     for label in sorted(labels, key=lambda one: min((c.started_at for c in commits[one]), default=0)):
         yield _summarise_step(label, commits[label], len(commits[label]))

@@ -20,6 +20,7 @@ import numpy as np
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.core.evidence import SHORTLIST
+from ckn_scale.core.images import decode_image
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import compute_threads, require_device
 from ckn_scale.core.ranking import Ranking, expand_ranking
@@ -95,6 +96,11 @@ class Index:
     def dim(self) -> int:
         """The dimensions of a vector."""
         return self._shards.dim
+
+    @property
+    def shards(self) -> ShardGroup:
+        """What it searches."""
+        return self._shards
 
     @property
     def can_verify(self) -> bool:
@@ -212,6 +218,10 @@ class Index:
     def encode_query(self, image: ImageLike, box: Box | None = None) -> Query:
         """What `search_queries` takes for an image; raises like `search`."""
         return self._encode([image], box)[0]
+
+    def read_pixels(self, image: ImageLike, box: Box | None = None) -> np.ndarray:
+        """An image as it is described: (H, W, 3) uint8 RGB, upright, at working size."""
+        return decode_image(image_bytes(image), self._encoder.preprocessor.images, box)
 
     def encode(self, image: ImageLike | Images, box: Box | None = None) -> np.ndarray:
         """The vector of an image: (D,) float32 of unit length; of a list of N images (N, D).

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.encoder import EncodedImage, ImageEncoder
+from ckn_scale.core.encoder import EncodedImage, ImageEncoder, unpack_frames
 from ckn_scale.core.evidence import (
     Evidence,
     QueryPoints,
@@ -65,7 +65,7 @@ def score_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarray
     """(N,) float64: selective scores of images of this group, in the order of their ids."""
     scores = np.zeros(len(image_ids))
     for shard, places, rows in group.locate(image_ids):
-        scores[places] = score_shortlist(query, _read_points(shard, rows))
+        scores[places] = score_shortlist(query, read_points(shard, rows))
     return scores
 
 
@@ -77,7 +77,7 @@ def verify_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarra
     """
     found = [Evidence()] * len(image_ids)
     for shard, places, rows in group.locate(image_ids):
-        points, file = _read_points(shard, rows), _points_of(shard)
+        points, file = read_points(shard, rows), points_of(shard)
         sizes = file.sizes_px(rows)
         evidence = verify_head(query, points, file.read_frames(rows), sizes[:, :2])
         for place, one, size in zip(places.tolist(), evidence, sizes, strict=True):
@@ -143,13 +143,13 @@ class GroupCandidates:
         points: list[QueryPoints] = []
         for place, one in enumerate(evidence):
             ((shard, _, rows),) = self._group.locate(image_ids[place : place + 1])
-            file, size = _points_of(shard), _points_of(shard).sizes_px(rows)[0]
+            file, size = points_of(shard), points_of(shard).sizes_px(rows)[0]
             to_working = np.linalg.inv(_to_original(size))
             box = one.move(np.eye(3), to_working).box or (0.0, 0.0, 0.0, 0.0)
             working_px = int(size[0]), int(size[1])
             words = self._centroids if place < NUM_VERIFIERS else None
             points.append(
-                make_hit_points(_read_points(shard, rows), file.read_frames(rows), working_px, box, words)
+                make_hit_points(read_points(shard, rows), file.read_frames(rows), working_px, box, words)
             )
         return self.load_vectors(image_ids), points
 
@@ -173,12 +173,21 @@ def _to_original(size: np.ndarray) -> np.ndarray:
     return scale_pixels(size[:2], size[2:] if size[2:].all() else size[:2])
 
 
-def _read_points(shard: OpenShard, rows: np.ndarray | Sequence[int]) -> PointSets:
-    stored = _points_of(shard).read_points(rows)
+def stored_query(shard: OpenShard, row: int) -> QueryPoints:
+    """The points of an indexed image as a query, in pixels of the size it was described at."""
+    file, points = points_of(shard), read_points(shard, [row])
+    width, height = (int(side) for side in file.sizes_px([row])[0, :2])
+    frames = unpack_frames(file.read_frames([row]), width, height).frames
+    return QueryPoints(points.words[:, None], points.codes[:, None], frames, (width, height))
+
+
+def read_points(shard: OpenShard, rows: np.ndarray | Sequence[int]) -> PointSets:
+    stored = points_of(shard).read_points(rows)
     return PointSets(stored.words, stored.codes, stored.offsets)
 
 
-def _points_of(shard: OpenShard) -> PointFile:
+def points_of(shard: OpenShard) -> PointFile:
+    """InputError when the index was built without points."""
     if shard.points is None:
         raise InputError("this index has no points: search it without verification")
     return shard.points

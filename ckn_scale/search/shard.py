@@ -215,6 +215,17 @@ class ShardGroup:
         return found[0].describe(found[1], image_id, score)
 
 
+def open_shards_of(store: Store, manifest: IndexManifest, image_ids: Sequence[int]) -> ShardGroup:
+    """The shards that may hold these images, and no others."""
+    ids = np.unique(np.asarray(image_ids, np.int64))
+    holding = [
+        shard.shard
+        for shard in manifest.shards
+        if np.searchsorted(ids, shard.first_id) < np.searchsorted(ids, shard.last_id, side="right")
+    ]
+    return ShardGroup(store, manifest, holding)
+
+
 def merge_hits(groups: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
     """The k best hits of several groups' answers to one query; equal scores by ascending id."""
     every = [hit for hits in groups for hit in hits]

@@ -17,6 +17,7 @@ index/<number>-<attempt>/shard-00000.faiss        index shards, by content; .arr
 index/<build>-<attempt>/manifest.json             what a version is made of; tombstones.ids beside
 index/000007.json                                 published versions
 queries/<draw>.json, <draw>-outcomes-<attempt>.json, <draw>/00000-<attempt>.parquet   what was asked of one
+copies/references/…, copies/pairs/…               what `ckn-scale copies` compared
 commits/<step>/00012.1.json                       shard 12 of a step, generation 1
 events/…  nonces/…                                for people; for the handshake with workers
 
@@ -63,10 +64,12 @@ PATCHES_STAGE, PRIORITIES_STAGE = "samples/patches", "samples/priorities"
 SUBPATCHES_STAGE, SAMPLE_DESCRIPTORS_STAGE = "samples/subpatches", "samples/descriptors"
 SAMPLE_POINTS_STAGE = "samples/points"
 VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE = "vectors", "descriptors", "thumbnails"
+REFERENCES_STAGE, COPIES_STAGE = "copies/references", "copies/pairs"
 # Steps whose records are looked up where their classes are not imported: torch takes seconds.
 SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"
 PLANT_QUERIES, CERTIFY_INDEX = "plant_queries", "certify_index"
 LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST = "learn_quantiser", "make_codes", "measure_shortlist"
+DRAW_REFERENCES, FIND_COPIES = "draw_references", "find_copies"
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<number>\d{5,})-[0-9a-f]+\.parquet")
 _SEGMENT_FILE = re.compile(IMAGES_STAGE + r"/(?P<number>\d{6,})-[0-9a-f]+/.+")
