@@ -4,7 +4,7 @@
 
 Ours: vector, selective matching, geometry, expansion (`core/ranking.py`) on what an index stores of each
 image; models are learned on PHOTOS, the flattening on OTHERS. Milliseconds are CPU time a query, one thread,
-from the shortlist on. The rival (`pip install pycolmap`): its own SIFT, a vocabulary tree of 16,384 words of
+from the shortlist on. The rival (`pip install pycolmap`): its own SIFT, a tree of `--rival-words` words of
 PHOTOS, all images verified; a query takes the time of its answer, without extraction. `--queries` takes few,
 evenly spaced; `--no-rival` leaves it out. Oxford's queries are cut to their box for both.
 
@@ -43,7 +43,6 @@ from ckn_scale.evaluate.training_images import find_images
 from ckn_scale.schemas import DESCRIPTORS
 from ckn_scale.storage.point_files import PointFile, serialise_points
 
-RIVAL_WORDS = 16_384
 SCORED, VERIFIED = 1000, 100  # rows that a query reads
 
 
@@ -124,13 +123,13 @@ def forget(path: Path) -> None:
     os.close(descriptor)
 
 
-def measure_rival(images: ImageSet, train: Sequence[Path], folder: Path) -> dict[str, Any]:
+def measure_rival(images: ImageSet, train: Sequence[Path], num_words: int, folder: Path) -> dict[str, Any]:
     """Score and CPU milliseconds a query of pycolmap's vocabulary tree, all images verified."""
     import pycolmap
 
     pycolmap.logging.minloglevel = 3
     tree = folder / "tree.bin"
-    build_tree(pycolmap, extract(pycolmap, list(map(read_pixels, train)), folder / "train"), tree)
+    build_tree(pycolmap, extract(pycolmap, list(map(read_pixels, train)), folder / "train"), num_words, tree)
     pixels = [read_pixels(file.path) for file in images.database]
     asked = [read_pixels(query.image.path, query.image.box) for query in images.queries]
     started = time.process_time()
@@ -175,7 +174,7 @@ def extract(pycolmap: Any, pixels: Sequence[np.ndarray], folder: Path) -> Any:
     return pycolmap.Database.open(path)
 
 
-def build_tree(pycolmap: Any, database: Any, path: Path) -> None:
+def build_tree(pycolmap: Any, database: Any, num_words: int, path: Path) -> None:
     found = [database.read_descriptors(one.image_id).to_float() for one in database.read_all_images()]
     rows = found[0]
     kind = rows.type
@@ -183,7 +182,7 @@ def build_tree(pycolmap: Any, database: Any, path: Path) -> None:
     joined.data, joined.type = np.concatenate([one.data for one in found]), kind
     index = pycolmap.VisualIndex.create(128, 64)
     options = pycolmap.VisualIndex.BuildOptions()
-    options.num_visual_words, options.num_threads, options.num_iterations = RIVAL_WORDS, 1, 10
+    options.num_visual_words, options.num_threads, options.num_iterations = num_words, 1, 10
     options.num_rounds = 1
     index.build(options, joined)
     index.write(path)
@@ -202,6 +201,7 @@ def main() -> None:
     parser.add_argument("--set", dest="override", action="append", default=[])
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rival-words", type=int, default=16_384)
     parser.add_argument("--no-rival", dest="rival", action="store_false")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -210,7 +210,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         content: dict[str, Any] = {"queries": len(images.queries), "images": len(images.database)}
         if arguments.rival:
-            content["rival"] = measure_rival(images, find_images(arguments.train_images), Path(folder))
+            content["rival"] = measure_rival(
+                images, find_images(arguments.train_images), arguments.rival_words, Path(folder)
+            )
         content["stages"], timed = measure_ours(images, arguments)
         content["reading"] = measure_reading(timed.kept[: len(images.database)], Path(folder))
     report(content)
