@@ -62,6 +62,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
     )
     if certificate.get("evidence"):
         print(_describe_evidence(certificate["evidence"]))
+    if carried := certificate.get("carried_from"):
+        print(f"asked of version {carried}; images were deleted since, without which others only rank better")
     if certificate.get("everywhere", certificate["queries"]) < certificate["queries"]:
         print(_describe_coverage(certificate))
 

@@ -172,7 +172,7 @@ def test_a_failure_that_is_deleted_is_no_failure_any_more(run):
     assert_well(run)
 
 
-def test_versions_and_the_certificate_say_what_it_was_measured_on(run):
+def test_versions_and_the_certificate_say_what_it_was_measured_on(run, command_line):
     opened = RunFolder.open(str(run))
     before = opened.versions.latest().certificate
     delete_images(opened, [0])
@@ -180,6 +180,7 @@ def test_versions_and_the_certificate_say_what_it_was_measured_on(run):
     last = list_versions(opened)["versions"][-1]
     assert (last["deletions"], last["certificate"]["carried_from"]) == (2, 2)
     assert last["certificate"]["queries"] == before.queries
+    assert "asked of version 2; images were deleted since" in command_line("status", run).stdout
 
 
 @pytest.mark.parametrize("form", ["npy", "parquet", "faiss"])
