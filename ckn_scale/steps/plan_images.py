@@ -143,7 +143,8 @@ def plan_images(
             _require_same_source(run, segments, source, changed=True)
         listing = listing or list_sorted(source, keep, may_be_empty=bool(segments) and sync)
         compared = _compare_with_deleted(run, segments, source if sync else None, undelete=undelete)
-        added = _add_segment(run, settings, segments, listing, source, compared, accept=accept)
+        with contextlib.closing(listing):
+            added = _add_segment(run, settings, segments, listing, source, compared, accept=accept)
         gone += len(compared.gone)
         if added and segments:
             on_changes(replace(compared.counts, deleted=gone))
@@ -219,6 +220,7 @@ class Listing:
 
     refs: Iterator[ImageRef]
     kept: KeptColumns
+    close: Callable[[], None]  # what they were sorted in goes now, and not whenever they are collected
 
 
 def list_sorted(source: Source, keep: Sequence[str] = (), *, may_be_empty: bool = False) -> Listing:
@@ -228,9 +230,9 @@ def list_sorted(source: Source, keep: Sequence[str] = (), *, may_be_empty: bool 
     first = next(refs, None)  # sorted, so that by now all were seen
     if first is None:
         if may_be_empty:
-            return Listing(refs, kept)
+            return Listing(refs, kept, refs.close)
         raise InputError(f"no image in {source}")
-    return Listing(chain([first], refs), kept)
+    return Listing(chain([first], refs), kept, refs.close)
 
 
 def _require_enough(listing: Listing, at_least: int, settings: Settings) -> Listing:

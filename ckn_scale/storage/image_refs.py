@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -56,7 +56,7 @@ def sort_refs(
     run_rows: int = 200_000,
     temp_dir: str | Path | None = None,
     runs_at_once: int = _RUNS_AT_ONCE,
-) -> Iterator[ImageRef]:
+) -> Generator[ImageRef]:
     """The images in the order of their URIs (by code point); of equal URIs the first one given stays.
 
     Memory holds `run_rows` images at once, however many there are.
