@@ -5,12 +5,14 @@ many are needed so that one pair in a thousand, or in a million, has them by cha
 the same thing: what lies so far out that the tail expects none of it does not count. Where few pairs were
 looked at, measured defaults do (`PRIOR_PAIRS` pairs of them are added to any collection's own).
 
-A score is the probability that a pair is a planted view and not a random pair, if both are as likely.
+A score is the probability that a candidate shows the same thing if one candidate in a thousand does, by how
+often a random pair is as strong; planted views, which do, get at least one half but for a few.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,10 +26,12 @@ PRIOR_TAIL_START = 4
 PRIOR_PAIRS = 75.0
 PRIOR_SHARE = 0.2  # of pairs in the tail
 PRIOR_EXCESS = 0.5  # inliers beyond its start, on average
-OUTLIER_COUNT = 0.02  # a value that the tail expects less often than this among all pairs is no chance
+OUTLIER_COUNT = 0.1  # a value that the tail expects less often than this among all pairs is no chance
 MARGIN_DEVIATIONS = 2.0  # by which the tail is taken to be longer than it was measured
-PRIOR_SLOPE, PRIOR_MIDDLE = 1.5, -5.0  # of the logistic curve over the strength
-PRIOR_WEIGHT = 4.0  # so many observations the prior of the curve counts
+STRENGTH_STEPS = 4  # the tail of strengths is fitted in quarters
+PRIOR_STRENGTH, PRIOR_STRENGTH_EXCESS = -46, 1.5  # of that tail, in steps: as above
+REAL_SHARE = 1e-3  # of candidates that a score takes to show the same thing
+WEAK_PLANTED = 0.05  # of planted views that may have less than one half
 
 
 @dataclass(frozen=True)
@@ -52,30 +56,39 @@ class Tail:
         return self.start + max(steps, 0)
 
 
-def fit_tail(histogram: Mapping[int, int]) -> Tail:
-    """Of random pairs by their number of inliers; without any, the defaults."""
+def fit_tail(
+    histogram: Mapping[int, int],
+    *,
+    first: int = MIN_TAIL_START,
+    prior_start: int = PRIOR_TAIL_START,
+    prior_excess: float = PRIOR_EXCESS,
+) -> Tail:
+    """Of random pairs by their number of inliers; without any, the defaults.
+
+    `first` is where a tail may begin at the earliest; `prior_start` and `prior_excess` are the defaults.
+    """
     pairs = sum(histogram.values())
-    start = _find_start(histogram)
-    inside = excess = 0.0
+    start = _find_start(histogram, first, prior_start)
+    inside, excess = 0.0, 0.0
     outliers = 0
     for value in sorted(one for one, count in histogram.items() if one >= start and count):
-        tail = _blend(start, pairs, inside, excess)
+        tail = _blend(start, pairs, inside, excess, prior_excess, margin=0.0)
         expected = pairs * tail.share * tail.ratio ** (value - start)
         if value > start and expected < OUTLIER_COUNT:
             outliers = _count_from(histogram, value)
             break
         inside += histogram[value]
         excess += histogram[value] * (value - start)
-    tail = _blend(start, pairs - outliers, inside, excess)
+    tail = _blend(start, pairs - outliers, inside, excess, prior_excess, margin=MARGIN_DEVIATIONS)
     return Tail(start, tail.share, tail.ratio, pairs, outliers)
 
 
-def _find_start(histogram: Mapping[int, int]) -> int:
-    """The largest number of inliers that enough pairs reach to see how their number falls off."""
+def _find_start(histogram: Mapping[int, int], first: int, prior_start: int) -> int:
+    """The largest value that enough pairs reach to see how their number falls off."""
     pairs = sum(histogram.values())
     if pairs < TAIL_PAIRS:
-        return PRIOR_TAIL_START
-    start = MIN_TAIL_START
+        return prior_start
+    start = first
     while _count_from(histogram, start + 1) >= max(TAIL_PAIRS, TAIL_SHARE * pairs):
         start += 1
     return start
@@ -85,12 +98,13 @@ def _count_from(histogram: Mapping[int, int], inliers: int) -> int:
     return sum(count for one, count in histogram.items() if one >= inliers)
 
 
-def _blend(start: int, pairs: float, inside: float, excess: float) -> Tail:
-    """The tail of measured pairs and the prior's, longer by what chance may have hidden of it."""
+def _blend(
+    start: int, pairs: float, inside: float, excess: float, prior_excess: float, *, margin: float
+) -> Tail:
+    """The tail of measured pairs and the prior's, longer by `margin` deviations of what was measured."""
     count = inside + PRIOR_PAIRS * PRIOR_SHARE
-    mean = (excess + PRIOR_PAIRS * PRIOR_SHARE * PRIOR_EXCESS) / count
-    # A geometric mean m has the deviation √(m (m + 1) / count).
-    mean += MARGIN_DEVIATIONS * math.sqrt(mean * (mean + 1) / count)
+    mean = (excess + PRIOR_PAIRS * PRIOR_SHARE * prior_excess) / count
+    mean += margin * math.sqrt(mean * (mean + 1) / count)  # the deviation of a geometric mean
     share = min(1.0, count / (pairs + PRIOR_PAIRS))
     return Tail(start, share, mean / (1 + mean), 0, 0)
 
@@ -102,8 +116,10 @@ class Calibration:
     thresholds: Mapping[str, int] = field(
         default_factory=lambda: list_thresholds(fit_tail({}))
     )  # inliers by false-alarm rate
-    slope: float = PRIOR_SLOPE
-    middle: float = PRIOR_MIDDLE  # the strength at which the score is one half
+    slope: float = field(default_factory=lambda: fit_score({}, np.empty(0), np.empty(0))[0])
+    middle: float = field(  # the strength at which the score is one half
+        default_factory=lambda: fit_score({}, np.empty(0), np.empty(0))[1]
+    )
 
     @property
     def false_alarm_rate(self) -> float:
@@ -136,30 +152,26 @@ def list_thresholds(tail: Tail) -> dict[str, int]:
 
 def fit_calibration(histogram: Mapping[int, int], planted: np.ndarray, random: np.ndarray) -> Calibration:
     """From inliers of random pairs, and strengths (P,) of planted views and (R,) of random pairs."""
-    slope, middle = _fit_logistic(planted, random)
+    slope, middle = fit_score(histogram, planted, random)
     return Calibration(list_thresholds(fit_tail(histogram)), slope, middle)
 
 
-def _fit_logistic(positive: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
-    """Slope and middle of the curve between two samples that count the same, near the prior's if small.
+def fit_score(histogram: Mapping[int, int], planted: np.ndarray, random: np.ndarray) -> tuple[float, float]:
+    """Slope and middle of the curve; arguments as of `fit_calibration`.
 
-    Newton's steps on the logarithm of the slope, which so stays positive, and on the middle.
+    With P(random pair ≥ s) = share · ratio^(s − start) the odds of a candidate are REAL_SHARE over that: a
+    logistic curve. Pairs that geometry takes for real are among the strongest, and are left out.
     """
-    x = np.concatenate([positive, negative])
-    y = np.concatenate([np.ones(len(positive)), np.zeros(len(negative))])
-    halves = [np.full(len(one), min(len(x), 200) / 2 / max(len(one), 1)) for one in (positive, negative)]
-    weights = np.concatenate(halves)
-    prior = np.array([math.log(PRIOR_SLOPE), PRIOR_MIDDLE])
-    found = prior.copy()
-    for _ in range(50):
-        slope = math.exp(found[0])
-        z = slope * (x - found[1])
-        p = 1 / (1 + np.exp(-z))
-        jacobian = np.stack([z, np.full(len(x), -slope)])
-        gradient = jacobian @ (weights * (p - y)) + PRIOR_WEIGHT * (found - prior)
-        curvature = (jacobian * (weights * p * (1 - p))) @ jacobian.T + PRIOR_WEIGHT * np.eye(2)
-        step = np.linalg.solve(curvature, gradient)
-        found -= np.clip(step, -0.5, 0.5)
-        if np.abs(step).max() < 1e-9:
-            break
-    return math.exp(found[0]), float(found[1])
+    real = _count_from(histogram, fit_tail(histogram).threshold(REAL_SHARE))
+    steps = np.sort(np.floor(random * STRENGTH_STEPS).astype(np.int64))[: max(len(random) - real, 0)]
+    tail = fit_tail(
+        Counter(steps.tolist()),
+        first=int(steps.min(initial=PRIOR_STRENGTH)),
+        prior_start=PRIOR_STRENGTH,
+        prior_excess=PRIOR_STRENGTH_EXCESS,
+    )
+    decay = math.log(tail.ratio)
+    middle = (tail.start + math.log(REAL_SHARE / tail.share) / decay) / STRENGTH_STEPS
+    if len(planted):
+        middle = min(middle, float(np.quantile(planted, WEAK_PLANTED)))
+    return -decay * STRENGTH_STEPS, middle

@@ -35,6 +35,14 @@ def test_real_matches_among_random_pairs_do_not_raise_the_threshold():
     assert clean.threshold(1e-6) - 2 <= mixed.threshold(1e-6) <= clean.threshold(1e-6) + 3
 
 
+def test_weak_real_matches_do_not_stretch_the_tail_one_by_one():
+    """A small collection of groups: one pair in sixty shows the same scene, some of them barely."""
+    inliers = draw_inliers(709, 0.4)
+    clean = fit_tail(Counter(inliers.tolist()))
+    inliers[:11] = [10, 10, 12, 14, 17, 20, 28, 30, 34, 90, 95]
+    assert fit_tail(Counter(inliers.tolist())).threshold(1e-6) <= clean.threshold(1e-6) + 3
+
+
 def test_few_pairs_leave_the_defaults_and_many_overrule_them():
     default = fit_tail({})
     assert 8 <= default.threshold(1e-6) <= 30
@@ -65,6 +73,20 @@ def test_scores_rise_from_random_pairs_to_planted_views():
     assert scores[1] < 0.1
     assert scores[4] > 0.9
     assert ((scores >= 0) & (scores <= 1)).all()
+
+
+def test_what_is_stronger_than_random_pairs_scores_high_however_easy_planted_views_are():
+    rng = np.random.default_rng(0)
+    random = -13 + rng.gamma(2.0, 0.4, 1400)
+    random[:14] = rng.uniform(-9, -4, 14)  # real ones, which their inliers give away
+    inliers = Counter({2: 1386, 25: 14})
+    fitted = fit_calibration(inliers, planted=np.full(100, 5.0), random=random)
+    chance, weak, strong = fitted.score(np.array([np.quantile(random, 0.9), -7.0, 5.0]))
+    assert chance < 0.2
+    assert weak > 0.8
+    assert strong > 0.99
+    hard = fit_calibration(inliers, planted=np.full(100, -10.5), random=random)
+    assert hard.score(np.array([-10.5]))[0] >= 0.5
 
 
 def test_without_measurements_the_curve_is_the_default():
