@@ -30,6 +30,7 @@ from ckn_scale.storage.run_folder import (
     RunFolder,
     is_of_sample,
     parse_data_path,
+    planted_stage,
 )
 from ckn_scale.storage.run_records import Purge, Segment, Version
 from ckn_scale.storage.stored_files import read_table
@@ -136,7 +137,9 @@ def _find_purged_queries(
     run: RunFolder, purged: np.ndarray, written: Mapping[tuple[str, int], Sequence[str]]
 ) -> Iterator[str]:
     """Tables of planted queries with one for a purged image."""
-    there = {path for (stage, _), paths in written.items() if stage.startswith("queries/") for path in paths}
+    there = {
+        path for (stage, _), paths in written.items() if stage.startswith(planted_stage("")) for path in paths
+    }
     for label in (one for one in run.logs() if one.startswith(PLANT_QUERIES)):
         for commit in run.commits(label).committed().values():
             for file in (file for file in commit.files.values() if file.path in there):
