@@ -12,7 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from ckn_scale.core.specs import (
     ChannelSpec,
@@ -64,6 +73,14 @@ class IndexSettings(Closed):
     # short codes of all in memory and compares a shortlist; ivf-pq looks at codes in the nearest lists.
     # auto: by the number of rows and their bytes, if planted queries confirm it.
     kind: Literal["auto", "exact", "signs", "pq", "ivf-pq"] = "auto"
+    # Database-side augmentation: each row is joined with so many of its nearest neighbours; 0: with none.
+    augment: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_off(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without augmentation the section is what it was before there was any: runs of then go on."""
+        tree: dict[str, Any] = dump(self)
+        return tree if self.augment else {key: value for key, value in tree.items() if key != "augment"}
 
 
 class PublishSettings(Closed):

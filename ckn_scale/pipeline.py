@@ -15,7 +15,8 @@ from ckn_scale.errors import CorruptData, InputError, RunFailed
 from ckn_scale.runners.devices import find_device
 from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driver
 from ckn_scale.step import Step, allow_mix
-from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
+from ckn_scale.steps.augment_index import AugmentIndex, list_augmented_shards
+from ckn_scale.steps.build_index import BuildIndex, list_index_shards, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.compress_index import (
     LearnQuantiser,
@@ -47,7 +48,7 @@ from ckn_scale.steps.sample_patches import SamplePatches
 from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
-from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.index_files import IndexShard, read_manifest
 from ckn_scale.storage.plan_changes import ChangeCounts
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Certificate
@@ -234,6 +235,13 @@ def build(driver: Driver, candidate: Candidate | None = None) -> BuildIndex:
     return driver.run_step(BuildIndex(driver.run, candidate.build))
 
 
+def augment(driver: Driver, built: BuildIndex) -> list[IndexShard]:
+    """The index shards of a build; with `index.augment` their rows are joined with their neighbours."""
+    if not built.settings.index.augment:
+        return list_index_shards(built)
+    return list_augmented_shards(driver.run_step(AugmentIndex(driver.run, built.build)))
+
+
 def publish(driver: Driver, *, accept: bool, encode: bool = False, keep_samples: bool = False) -> int:
     """Build, certify and publish what is encoded; the version that is current afterwards.
 
@@ -265,12 +273,13 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     if not accept:
         require_few_failures(run, candidate)
     built = build(driver, candidate)
-    current = find_published(candidate, built)
+    shards = augment(driver, built)
+    current = find_published(run, candidate, shards)
     if current is not None:
         return current
-    if only_deletes(candidate, built) and (version := publish_deletions(run)) is not None:
+    if only_deletes(run, candidate, shards) and (version := publish_deletions(run)) is not None:
         return version.number
-    manifest = write_build_manifest(built, candidate.dead.ids)
+    manifest = write_build_manifest(built, candidate.dead.ids, shards)
     drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current, candidate.dead.ids)
     draw = write_draw(run, drawn)
     driver.run_step(PlantQueries(run, manifest, draw))

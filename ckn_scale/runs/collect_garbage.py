@@ -21,9 +21,11 @@ from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.plans import read_segments
 from ckn_scale.storage.records import map_in_threads
 from ckn_scale.storage.run_folder import (
+    AUGMENT_INDEX,
     BUILD_INDEX,
     ENCODE_IMAGES,
     IMAGES_STAGE,
+    MAKE_CODES,
     PLANT_QUERIES,
     QUERY_STAGE,
     SAMPLE_STAGE,
@@ -122,15 +124,25 @@ def _list_unused_shards(
     for position, shards in enumerate(cut_index_shards(run, segments, purge)):
         if all(one in encoded for one in shards):
             used.add((BUILD_INDEX, number_index_shard(position, [encoded[one] for one in shards])))
-    for version in list_restorable(run):
-        for shard in read_manifest(run.store, version.manifest).shards:
-            used.update(parse_data_path(file.path) for file in shard.files)
+    restorable = [read_manifest(run.store, version.manifest) for version in list_restorable(run)]
+    named_files = {file.path for one in restorable for shard in one.shards for file in shard.files}
+    used.update(map(parse_data_path, named_files))
+    derived = _list_derived(run) - named_files
     return [
         path
         for named, paths in written.items()
-        if named[0] == BUILD_INDEX and named not in used
         for path in paths
+        if named[0] == BUILD_INDEX and (named not in used or path in derived)
     ]
+
+
+def _list_derived(run: RunFolder) -> set[str]:
+    """Files of index shards that have something of images of other shards in them."""
+    if not run.settings["index"].get("augment"):
+        return set()
+    labels = [label for label in run.logs() if label.startswith((AUGMENT_INDEX, MAKE_CODES))]
+    commits = [commit for label in labels for commit in run.commits(label).committed().values()]
+    return {file.path for commit in commits for file in commit.files.values()}
 
 
 def _find_purged_queries(

@@ -13,6 +13,7 @@ from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.deletions import DeadImages, adjust_states, find_dead, read_deletions
 from ckn_scale.storage.plans import PlanReader, count_shards, find_segment, read_segments
 from ckn_scale.storage.run_folder import (
+    AUGMENT_INDEX,
     BUILD_INDEX,
     CERTIFY_INDEX,
     DRAW_REFERENCES,
@@ -32,7 +33,15 @@ from ckn_scale.storage.stored_files import read_table
 _COMPRESSING = (LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST)
 _FAILURES = tuple(state for state in IMAGE_STATES if state not in ("ok", *DEAD_STATES))
 _FINDING_COPIES = (DRAW_REFERENCES, FIND_COPIES)
-AFTER_LEARNING = (ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX, *_COMPRESSING, *_FINDING_COPIES)
+AFTER_LEARNING = (
+    ENCODE_IMAGES,
+    BUILD_INDEX,
+    AUGMENT_INDEX,
+    PLANT_QUERIES,
+    CERTIFY_INDEX,
+    *_COMPRESSING,
+    *_FINDING_COPIES,
+)
 
 
 def summarise_run(run: RunFolder) -> dict[str, Any]:
@@ -135,6 +144,8 @@ def _list_steps(
     numbers = number_index_shards(run, segments, encoded, run.purges.latest())
     built = run.commits(BUILD_INDEX).committed()
     yield _summarise_step(BUILD_INDEX, [built[one] for one in numbers if one in built], len(numbers))
+    if augmented := run.commits(AUGMENT_INDEX).committed():
+        yield _summarise_step(AUGMENT_INDEX, augmented.values(), len(augmented))
     draw = _name_draw(run, segments, numbers, dead)
     for kind in (PLANT_QUERIES, CERTIFY_INDEX):
         done = run.commits(f"{kind}-{draw}").committed()

@@ -34,6 +34,7 @@ from ckn_scale.storage.deletions import find_dead
 from ckn_scale.storage.index_files import IndexManifest, read_manifest
 from ckn_scale.storage.plans import SHARDS_PER_FILE, count_shards, find_segment
 from ckn_scale.storage.run_folder import (
+    AUGMENT_INDEX,
     BUILD_INDEX,
     CERTIFY_INDEX,
     ENCODE_IMAGES,
@@ -107,6 +108,8 @@ class _Verifier:
             label: run.commits(label).committed() for label in run.logs()
         }
         self.encoded, self.built = (self.commits.get(step, {}) for step in (ENCODE_IMAGES, BUILD_INDEX))
+        augmented = self.commits.get(AUGMENT_INDEX, {}).values()
+        self.augmented = {file.path for commit in augmented for file in commit.files.values()}
         self.generations: list[Generation] = run.models.read_all()[0]
         self.learned = bool(self.generations)
         self.manifests: dict[int, IndexManifest] = {}  # by version
@@ -283,6 +286,7 @@ class _Verifier:
                 number = number_of(file)
                 commit = self.built.get(number)
                 rebuilt = commit is not None and file not in commit.files.values()
+                rebuilt = rebuilt and file.path not in self.augmented
                 remedy = f"{COPY}: version {version.number} cannot be restored without it"
                 if version is self.current or number in self.numbers_now:
                     remedy = self.rebuild
@@ -323,7 +327,7 @@ class _Verifier:
             for commit in commits.values():
                 record = self.run.commits(label).path(commit.shard_id, commit.generation)
                 unused = step in (BUILD_INDEX, MAKE_CODES) and commit.shard_id not in self.numbers_now
-                if purged and (unused or step == PLANT_QUERIES):
+                if purged and (unused or step in (PLANT_QUERIES, AUGMENT_INDEX)):
                     continue  # what of it is needed still, versions name
                 stale = past or unused
                 remedy = f"{COPY}, or remove {record}, too: nothing needs it now" if stale else self.rebuild
@@ -394,4 +398,4 @@ class _Verifier:
 
 
 def _is_learning(label: str) -> bool:
-    return not label.startswith((ENCODE_IMAGES, BUILD_INDEX, PLANT_QUERIES, CERTIFY_INDEX))
+    return not label.startswith((ENCODE_IMAGES, BUILD_INDEX, AUGMENT_INDEX, PLANT_QUERIES, CERTIFY_INDEX))

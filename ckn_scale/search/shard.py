@@ -243,7 +243,7 @@ class OpenShard:
         cache: FileCache,
         deleted: np.ndarray,
     ) -> None:
-        self.index = _map_index(cache.fetch(store, shard.index), manifest.kind, manifest.dim)
+        self.index = map_index(cache.fetch(store, shard.index), manifest.kind, manifest.dim)
         self.table = open_side_table(cache.fetch(store, shard.table))
         self._columns = [name for name in self.table.column_names if name not in SIDE_COLUMNS.names]
         ids = self.table.column("image_id").to_numpy()
@@ -287,7 +287,8 @@ class OpenShard:
         return Hit(image_id, self.table.column("uri")[position].as_py(), score, columns)
 
 
-def _map_index(path: Path, kind: str, dim: int) -> StoredIndex:
+def map_index(path: Path, kind: str, dim: int) -> StoredIndex:
+    """An index from a local file, memory-mapped."""
     faiss = import_faiss()
     # IO_FLAG_MMAP alone would still copy flat vectors into memory.
     return wrap_index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC), kind, dim)

@@ -142,9 +142,15 @@ def list_index_shards(step: BuildIndex) -> list[IndexShard]:
     ]
 
 
-def write_build_manifest(step: BuildIndex, dead: np.ndarray = NO_IDS) -> StoredFile:
-    """The manifest of a build whose shards are all committed; the `dead` among its rows are tombstones."""
-    run, shards, folder = step.run, list_index_shards(step), step.run.index_folder(step.build, new_attempt())
+def write_build_manifest(
+    step: BuildIndex, dead: np.ndarray = NO_IDS, shards: Sequence[IndexShard] | None = None
+) -> StoredFile:
+    """The manifest of a build whose shards are all committed; the `dead` among its rows are tombstones.
+
+    `shards` are those that the build made, unless others are made of them.
+    """
+    run, folder = step.run, step.run.index_folder(step.build, new_attempt())
+    shards = list_index_shards(step) if shards is None else shards
     tombstones = find_tombstones(run.store, shards, dead)
     generation = read_generation(run)
     encoded = run.commits(EncodeImages.name).committed()[0]

@@ -27,10 +27,11 @@ from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.shortlist import QUANTISER, load_quantiser, open_codes, predict_memory
 from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.augment_index import number_built
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.certify_index import CertifyIndex, PlantedQuery
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.storage.builds import position_of
+from ckn_scale.storage.builds import number_rows, position_of
 from ckn_scale.storage.index_files import (
     IndexManifest,
     ShortCodes,
@@ -166,6 +167,8 @@ class MakeCodes(Step):
         return Quantiser.from_part(load_model(self.run.store, QUANTISER, self.quantiser_file))
 
     def shard_ids(self) -> Sequence[int]:
+        if self.settings.index.augment:  # other rows may stand for what was built
+            return [number_rows(shard.shard, shard.index) for shard in self.manifest.shards]
         return BuildIndex(self.run, self.manifest.build).shard_ids()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
@@ -176,7 +179,8 @@ class MakeCodes(Step):
             for _, vectors in read_blocks(shard.index):
                 codes.append(self.quantiser.encode(vectors, device))
                 lists.append(self.quantiser.assign(vectors))
-        path = index_shard_path(self.run.index_folder(shard_id, attempt), position, "codes")
+        built = next(number_built(shard) for shard in self.manifest.shards if shard.shard == position)
+        path = index_shard_path(self.run.index_folder(built, attempt), position, "codes")
         file = write_short_codes(self.run.store, path, np.concatenate(codes), np.concatenate(lists))
         return ShardResult(files={"codes": file})
 

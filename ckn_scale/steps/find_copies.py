@@ -34,6 +34,7 @@ from ckn_scale.core.sampling import hash_priorities
 from ckn_scale.search.evidence import read_points, stored_query
 from ckn_scale.search.shard import OpenShard, ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.augment_index import restore_built
 from ckn_scale.steps.certify_index import COPY_DEVIATIONS
 from ckn_scale.storage.index_files import IndexManifest, IndexShard, read_ids, read_manifest
 from ckn_scale.storage.plans import require_segments
@@ -68,7 +69,8 @@ class _VersionStep(Step):
 
     @cached_property
     def manifest(self) -> IndexManifest:
-        return read_manifest(self.run.store, self.manifest_file)
+        """With the rows of images by themselves: what has neighbours in it is like them."""
+        return restore_built(self.run, read_manifest(self.run.store, self.manifest_file))
 
     @cached_property
     def arithmetic(self) -> Arithmetic:

@@ -21,7 +21,6 @@ from ckn_scale.errors import CorruptData, RunFailed
 from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.schemas import DEAD_STATES
 from ckn_scale.step import check_fingerprint
-from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.storage.builds import name_build
 from ckn_scale.storage.deletions import (
@@ -192,23 +191,23 @@ def _create_once(run: RunFolder, version: Version) -> bool:
     return recorded.manifest.sha256 == version.manifest.sha256
 
 
-def find_published(candidate: Candidate, built: BuildIndex) -> int | None:
-    """The current version, if it is this build, names the committed index files and holds nothing dead."""
-    latest, shards = built.run.versions.latest(), list_index_shards(built)
+def find_published(run: RunFolder, candidate: Candidate, shards: Sequence[IndexShard]) -> int | None:
+    """The current version, if it is this build, names these index files and holds nothing dead."""
+    latest = run.versions.latest()
     wanted = (candidate.build, candidate.deletions, candidate.purge_number)
     if latest is None or (latest.build, latest.deletions, latest.purge) != wanted:
         return None
     try:
-        manifest = read_manifest(built.run.store, latest.manifest)
-        tombstones = read_ids(built.run.store, manifest.tombstones)
-        dead = find_tombstones(built.run.store, shards, candidate.dead.ids)
+        manifest = read_manifest(run.store, latest.manifest)
+        tombstones = read_ids(run.store, manifest.tombstones)
+        dead = find_tombstones(run.store, shards, candidate.dead.ids)
     except CorruptData:
         return None
-    same = _without_codes(manifest) == shards and np.array_equal(tombstones, dead)
+    same = _without_codes(manifest) == list(shards) and np.array_equal(tombstones, dead)
     return latest.number if same else None
 
 
-def only_deletes(candidate: Candidate, built: BuildIndex) -> bool:
+def only_deletes(run: RunFolder, candidate: Candidate, shards: Sequence[IndexShard]) -> bool:
     """Whether all that the current version lacks of a candidate are deletions."""
     current = candidate.current
     if current is None or current.deletions >= candidate.deletions:
@@ -216,10 +215,10 @@ def only_deletes(candidate: Candidate, built: BuildIndex) -> bool:
     held = (current.build, current.segments, current.generation, current.purge)
     wanted = (candidate.build, len(candidate.segments), candidate.generation, candidate.purge_number)
     try:
-        manifest = read_manifest(built.run.store, current.manifest)
+        manifest = read_manifest(run.store, current.manifest)
     except CorruptData:
         return False
-    return held == wanted and _without_codes(manifest) == list_index_shards(built)
+    return held == wanted and _without_codes(manifest) == list(shards)
 
 
 def _without_codes(manifest: IndexManifest) -> list[IndexShard]:

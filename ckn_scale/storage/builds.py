@@ -8,6 +8,7 @@ are; a purge joins small ones. Records are all that is read here (no torch: `sta
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from ckn_scale.storage.plans import count_shards
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.run_records import Purge, Segment
 from ckn_scale.storage.shards import Commit
+from ckn_scale.storage.stored_files import StoredFile
 
 _CONTENTS = 10**12  # an index shard's number: its position, then twelve digits of its content's hash
 
@@ -44,6 +46,14 @@ def cut_index_shards(run: RunFolder, segments: Sequence[Segment], purge: Purge |
     return cut
 
 
+def count_neighbouring_shards(run: RunFolder, segments: Sequence[Segment], purge: Purge | None) -> list[int]:
+    """For each index shard how many there are up to the end of its segment, or of what a purge joined."""
+    joined = purge.next_shard if purge else 0
+    ends = [segment.next_shard for segment in segments if segment.next_shard >= joined]
+    firsts = [shards.start for shards in cut_index_shards(run, segments, purge)]
+    return [bisect_left(firsts, ends[bisect_right(ends, first)]) for first in firsts]
+
+
 def number_index_shards(
     run: RunFolder, segments: Sequence[Segment], encoded: Mapping[int, Commit], purge: Purge | None
 ) -> list[int]:
@@ -65,6 +75,11 @@ def number_index_shard(position: int, covered: Sequence[Commit]) -> int:
         files = " ".join(file.sha256 for _, file in sorted(commit.files.items()))
         content.update(f"{commit.shard_id} {commit.fingerprint} {files}\n".encode())
     return position * _CONTENTS + int.from_bytes(content.digest()[:8], "big") % _CONTENTS
+
+
+def number_rows(position: int, rows: StoredFile) -> int:
+    """Of one index shard, by the bytes of its rows."""
+    return position * _CONTENTS + int(rows.sha256[:16], 16) % _CONTENTS
 
 
 def position_of(number: int) -> int:

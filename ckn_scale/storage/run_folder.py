@@ -69,6 +69,7 @@ REFERENCES_STAGE, COPIES_STAGE = "copies/references", "copies/pairs"
 SAMPLE_VLADS, ENCODE_IMAGES, BUILD_INDEX = "sample_vlads", "encode_images", "build_index"
 PLANT_QUERIES, CERTIFY_INDEX = "plant_queries", "certify_index"
 LEARN_QUANTISER, MAKE_CODES, MEASURE_SHORTLIST = "learn_quantiser", "make_codes", "measure_shortlist"
+AUGMENT_INDEX = "augment_index"
 DRAW_REFERENCES, FIND_COPIES = "draw_references", "find_copies"
 
 _SHARD_FILE = re.compile(r"(?P<stage>.+)/(?P<number>\d{5,})-[0-9a-f]+\.parquet")
