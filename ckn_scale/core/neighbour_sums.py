@@ -17,7 +17,9 @@ from ckn_scale.core.vector_codes import VectorCodec
 from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, build_index, merge_topk
 
 BLOCK_BYTES = 256 * 2**20  # of float32 vectors and their neighbours, which lie in memory together
-POWER = 3  # of the similarity: the weight of a neighbour
+# Of the similarity: the weight of a neighbour. Flattened vectors of related images have some 0.1,
+# and stored signs turn only where the weights of those against them exceed 1.
+POWER = 0.5
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def augment_plainly(vectors, scores, count, allowed):
         others = [
             other for other in np.argsort(-scores[row], kind="stable") if other != row and allowed[other]
         ]
-        total = own + sum(max(scores[row, other], 0) ** 3 * unit[other] for other in others[:count])
+        total = own + sum(max(scores[row, other], 0) ** 0.5 * unit[other] for other in others[:count])
         augmented[row] = total / np.linalg.norm(total)
     return augmented
 
