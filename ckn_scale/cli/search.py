@@ -31,6 +31,12 @@ def search(
     expand: Annotated[
         bool, typer.Option("--expand", help="Ask once more with what was found: more of the same thing.")
     ] = False,
+    discriminative: Annotated[
+        bool,
+        typer.Option(
+            "--discriminative", help="Expand by what tells the hits from other images, not by their mean."
+        ),
+    ] = False,
     filters: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,7 +61,8 @@ def search(
     from ckn_scale.search.engine import open_index
 
     opened = open_index(run, version)
-    options = {"verify": verify, "expand": expand, "filter": filters or None}
+    expansion = "discriminative" if discriminative else expand
+    options = {"verify": verify, "expand": expansion, "filter": filters or None}
     results = _search_all(opened, images, k, corners, options)
     if as_json:
         decision = {"min_inliers": opened.calibration.min_inliers} if opened.can_verify else {}

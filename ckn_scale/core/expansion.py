@@ -27,7 +27,8 @@ from ckn_scale.core.selective_matching import PointSets, aggregate_points, encod
 from ckn_scale.core.specs import count_code_bytes
 
 MAX_HITS = 10  # that join the query
-MIN_INLIERS = 8  # of a hit, that lie apart
+MIN_INLIERS = 12  # of a hit, that lie apart: with 8 some are false, and they cost Holidays a point
+OWN_INLIERS = 8  # from which on the query has verified a candidate itself
 NUM_VERIFIERS = 3  # hits that verify, too
 CHAINED_HEAD = 60  # candidates they verify: the strongest that the query itself has not
 EXPANDED_HEAD = 200  # candidates that the query verifies, those that it has verified before included

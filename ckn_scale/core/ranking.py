@@ -16,9 +16,9 @@ from ckn_scale.core.evidence import HEAD, SHORTLIST, Evidence, QueryPoints, choo
 from ckn_scale.core.expansion import (
     CHAINED_HEAD,
     EXPANDED_HEAD,
-    MIN_INLIERS,
     NUM_OTHERS,
     NUM_VERIFIERS,
+    OWN_INLIERS,
     chain_inliers,
     choose_hits,
     merge_points,
@@ -146,7 +146,7 @@ def _chain(
 ) -> dict[int, int]:
     """Inliers over hits of the strongest candidates that the query has not verified itself, by id."""
     order = found.order()
-    head = found.image_ids[order[found.inliers[order] < MIN_INLIERS][:CHAINED_HEAD]]
+    head = found.image_ids[order[found.inliers[order] < OWN_INLIERS][:CHAINED_HEAD]]
     chained: dict[int, int] = {}
     for image_id, link, points in hits:
         others = head[head != image_id]

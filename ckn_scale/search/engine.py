@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeAlias, overload
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from ckn_scale.storage.models import load_models
 from ckn_scale.storage.run_folder import RunFolder
 from ckn_scale.storage.store import Store
 
+Expansion: TypeAlias = Literal[False, True, "discriminative"]
 Images: TypeAlias = "list[ImageLike] | tuple[ImageLike, ...]"
 
 IMAGES_AT_ONCE = 16  # of a list: their patches share batches, and lie in memory together
@@ -115,7 +116,7 @@ class Index:
         box: Box | None = None,
         *,
         verify: bool | None = None,
-        expand: bool = False,
+        expand: Expansion = False,
         filter: FilterLike | None = None,
     ) -> Answer: ...
     @overload
@@ -125,7 +126,7 @@ class Index:
         k: int = 10,
         *,
         verify: bool | None = None,
-        expand: bool = False,
+        expand: Expansion = False,
         filter: FilterLike | None = None,
     ) -> list[Answer]: ...
     def search(
@@ -135,7 +136,7 @@ class Index:
         box: Box | None = None,
         *,
         verify: bool | None = None,
-        expand: bool = False,
+        expand: Expansion = False,
         filter: FilterLike | None = None,
     ) -> Answer | list[Answer]:
         """The `k` indexed images that show most likely the same (or all, where there are fewer), best first.
@@ -144,7 +145,8 @@ class Index:
         `box` (x1, y1, x2, y2), in pixels of the upright image, searches for that part of it. `verify`
         compares points: hits then have `match`, `inliers`, `box` and `transform`, and an answer is `found` or
         not; by default where the index has points. `expand` asks once more together with the verified hits,
-        which finds more of the same thing. `filter` admits some images only: "year>=2020", or a list of such.
+        which finds more of the same thing; "discriminative" by what tells them from other images.
+        `filter` admits some images only: "year>=2020", or a list of such.
         Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe, InputError
         when a filter does not fit or there are no points to verify by, and TypeError or ValueError for what
         is no image, an empty list, k < 1 or a box without area.
@@ -162,7 +164,7 @@ class Index:
         k: int = 10,
         *,
         verify: bool | None = None,
-        expand: bool = False,
+        expand: Expansion = False,
         filter: FilterLike | None = None,
     ) -> list[Answer]:
         """The answers for images that `encode_query` encoded, together in less time than alone."""
@@ -192,7 +194,7 @@ class Index:
         similarity: np.ndarray,
         allowed: Allowed | None,
         *,
-        expand: bool,
+        expand: Expansion,
     ) -> Ranking:
         if query.points is None:
             raise InputError("a query without points cannot be verified: its encoder has no model for them")
@@ -200,9 +202,12 @@ class Index:
         if not expand or self._encoder.points is None:
             return first
         candidates = GroupCandidates(self._shards, self._encoder.points.centroids, allowed)
-        return expand_ranking(candidates, query.vector, query.points, first)
+        discriminative = expand == "discriminative"
+        return expand_ranking(candidates, query.vector, query.points, first, discriminative=discriminative)
 
-    def _resolve_verify(self, verify: bool | None, expand: bool) -> bool:
+    def _resolve_verify(self, verify: bool | None, expand: Expansion) -> bool:
+        if expand not in (False, True, "discriminative"):
+            raise ValueError(f"expand is True, False or 'discriminative', got {expand!r}")
         if expand and verify is False:
             raise InputError(
                 "expansion begins with verified hits: expand and no verification exclude each other"

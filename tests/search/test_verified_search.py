@@ -254,6 +254,9 @@ def test_expansion_finds_what_only_a_hit_shows(vectors, tmp_path):
     places = [[hit.image_id for hit in answer].index(90) for answer in (plain, expanded)]
     assert places[1] < 3 < places[0]
     assert as_forms(indexes[1].search_queries(asked, NUM_IMAGES, expand=True)) == as_forms([expanded])
+    told_apart, cut = (one.search_queries(asked, NUM_IMAGES, expand="discriminative")[0] for one in indexes)
+    assert [hit.image_id for hit in told_apart].index(90) < 3
+    assert as_forms([cut]) == as_forms([told_apart]) != as_forms([expanded])
 
 
 def test_expansion_without_a_hit_is_the_plain_answer_and_needs_verification(index, vectors):
@@ -263,3 +266,5 @@ def test_expansion_without_a_hit_is_the_plain_answer_and_needs_verification(inde
     )
     with pytest.raises(InputError, match="exclude each other"):
         index.search_queries(unrelated, 9, expand=True, verify=False)
+    with pytest.raises(ValueError, match="True, False or 'discriminative', got 'mean'"):
+        index.search_queries(unrelated, 9, expand="mean")
