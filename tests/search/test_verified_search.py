@@ -82,7 +82,7 @@ def test_nothing_is_found_for_what_nothing_shows(index, vectors):
     assert answer.found is False
     assert len(answer) == 5
     assert not any(hit.match for hit in answer)
-    assert max(hit.score for hit in answer) < 0.1
+    assert max(hit.score for hit in answer) < 0.5  # though the vector of one is its own
 
 
 @pytest.mark.parametrize("num_shards", [2, 7, 260])  # the last one has empty shards
