@@ -181,7 +181,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(
         assert "is there already: name another folder" in result.stderr
     assert (tmp_path / "file").read_text() == "mine"
     result = command_line("export", run.url, tmp_path / "new")
-    assert (result.returncode, "either --vectors npy" in result.stderr) == (2, True)
+    assert (result.returncode, "one of: --vectors npy" in result.stderr) == (2, True)
     with pytest.raises(InputError, match="local folder"):
         export_version(run, "s3://bucket/out", "npy")
 
