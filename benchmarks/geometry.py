@@ -40,7 +40,7 @@ from ckn_scale.core.selective_matching import (
     make_query,
     match_mutually,
     match_points,
-    score_candidates,
+    score_points,
 )
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import fit_member, parse_requests
@@ -142,12 +142,14 @@ def measure_error(
     return float(np.median(np.hypot(*(there - estimated)[:, shown])))
 
 
-def make_points(rng: np.random.Generator, images: int, points: int, words: int) -> PointSets:
-    return PointSets(
-        rng.integers(0, words, images * points, dtype=np.uint16),
-        rng.integers(0, 256, (images * points, 16), np.uint8),
-        np.arange(images + 1) * points,
-    )
+def make_points(
+    rng: np.random.Generator, images: int, points: int, words: int, *, by_word: bool = False
+) -> PointSets:
+    chosen = rng.integers(0, words, (images, points), dtype=np.uint16)
+    if by_word:
+        chosen.sort(axis=1)
+    codes = rng.integers(0, 256, (images * points, 16), np.uint8)
+    return PointSets(chosen.ravel(), codes, np.arange(images + 1) * points)
 
 
 def make_matches(rng: np.random.Generator, candidates: int, matches: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,12 +174,12 @@ def time_stages() -> list[tuple[str, float]]:
     thousand, hundred = make_points(rng, 1000, 800, 4096), make_points(rng, 100, 800, 4096)
     words = rng.integers(0, 4096, (800, 3)).astype(np.uint16)
     codes = rng.integers(0, 256, (800, 3, 16), np.uint8)
-    query, aggregated = make_query(words, codes), aggregate_points(thousand)
+    query, by_word = make_query(words, codes), make_points(rng, 1000, 800, 4096, by_word=True)
     first, second = make_matches(rng, 100, 100)
     offsets, sizes = np.arange(101) * 100, np.full((100, 2), 800)
     calls: list[tuple[str, Callable[[], object]]] = [
         ("a query's points aggregated, 800 with 3 words", lambda: make_query(words, codes)),
-        ("selective scores, 1,000 candidates of 800 points", lambda: score_candidates(query, aggregated)),
+        ("selective scores, 1,000 candidates of 800 points", lambda: score_points(query, by_word)),
         ("tentative matches within words, 100 candidates", lambda: match_points(words, codes, hundred)),
         (
             "geometry, 100 candidates of 100 matches",

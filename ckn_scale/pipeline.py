@@ -30,7 +30,7 @@ from ckn_scale.steps.compress_index import (
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.find_copies import DrawReferences, FindCopies
-from ckn_scale.steps.plan_images import OnChanges, Source, plan_with_background
+from ckn_scale.steps.plan_images import OnChanges, Source, draw_background, plan_images, record_background
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (
     Candidate,
@@ -50,7 +50,7 @@ from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
 from ckn_scale.storage.index_files import IndexShard, read_manifest
 from ckn_scale.storage.plan_changes import ChangeCounts
-from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.run_folder import RunFolder, is_run
 from ckn_scale.storage.run_records import Certificate
 from ckn_scale.storage.stored_files import StoredFile
 
@@ -170,17 +170,24 @@ def plan(
     background: Source = (),
     on_changes: OnChanges = lambda counts: None,
 ) -> RunFolder:
-    """List the images once, freeze the list, cut it into shards; with `models`, take over another run's."""
-    run = plan_with_background(
+    """List the images once, freeze the list, cut it into shards; with `models`, take over another run's.
+
+    InputError, before anything is written, when there are too few images to learn the reduction from.
+    """
+    if background and models is not None:
+        raise InputError("--background is of no use with --models: what is learned from it is taken over")
+    drawn = draw_background(settings, background) if background and not is_run(run_url) else None
+    run = plan_images(
         *(run_url, settings, source, keep),
         append=append,
         sync=sync,
         undelete=undelete,
         accept=accept,
-        background=background,
-        models=models,
+        at_least=0 if background or models is not None else settings.reduction.needed_images,
         on_changes=on_changes,
     )
+    if background:
+        record_background(run, settings, background, drawn)
     if models is not None:
         adopt_models(run, models)
     return run

@@ -58,6 +58,33 @@ class EvaluateOptions(SettingsOptions):
     cache_gb: Annotated[float, typer.Option(min=0.1, help="What the cache may hold, in GB.")] = 16.0
 
 
+@dataclass(frozen=True)
+class EvidenceOptions:
+    """What is measured beyond the vectors, and by which points."""
+
+    verify: Annotated[bool, typer.Option(help="Then by their points: selective matching, geometry.")] = False
+    expand: Annotated[bool, typer.Option(help="Then once more, asked with the verified hits.")] = False
+    discriminative: Annotated[
+        bool, typer.Option(help="Expand by what tells the hits from other images, not by their mean.")
+    ] = False
+    points: Annotated[
+        str,
+        typer.Option(help="Whose codes --verify matches: ckn (the preset's), ckn-white, rootsift@REGION."),
+    ] = "ckn,rootsift@6.5"
+    through_index: Annotated[
+        bool, typer.Option(help="By searches of a run that is built on the spot: codes, shards and all.")
+    ] = False
+
+    @property
+    def stages(self) -> bool:
+        """Whether points are looked at: every expansion begins with verified hits."""
+        return self.verify or self.expand or self.discriminative
+
+    @property
+    def expansion(self) -> dict[str, bool]:
+        return {"expand": self.expand or self.discriminative, "discriminative": self.discriminative}
+
+
 @app.command()
 @spread_options
 def patches(
@@ -124,18 +151,7 @@ def images(
     dim: Annotated[
         str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
     ] = None,
-    verify: Annotated[bool, typer.Option(help="Then by their points: selective matching, geometry.")] = False,
-    expand: Annotated[bool, typer.Option(help="Then once more, asked with the verified hits.")] = False,
-    discriminative: Annotated[
-        bool, typer.Option(help="Expand by what tells the hits from other images, not by their mean.")
-    ] = False,
-    points: Annotated[
-        str,
-        typer.Option(help="Whose codes --verify matches: ckn (the preset's), ckn-white, rootsift@REGION."),
-    ] = "ckn,rootsift@6.5",
-    through_index: Annotated[
-        bool, typer.Option(help="By searches of a run that is built on the spot: codes, shards and all.")
-    ] = False,
+    evidence: EvidenceOptions,
     options: EvaluateOptions,
 ) -> None:
     """Find the images of the same thing by their VLAD vectors: mAP, or UKBench's score of 4.
@@ -151,8 +167,9 @@ def images(
     ckn-scale evaluate images oxford5k/ --protocol oxford --train-images bsds500/ \\
       --reduction-images flickr/ --verify --expand --json out.json
     """
-    verify, expand = verify or expand or discriminative, expand or discriminative
-    descriptors = descriptors or ("ckn" if verify else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix")
+    descriptors = descriptors or (
+        "ckn" if evidence.stages else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
+    )
     task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_table import Place
 
@@ -165,13 +182,12 @@ def images(
         "workers": count_workers(workers, task.settings.numerics.device),
         **find_reduction_images(reduction_images, dim),
     }
-    if through_index:
+    if evidence.through_index:
         task.report(protocol, measure_through_index(task, data, protocol, crop, reduction_images, how))
-    elif verify:
+    elif evidence.stages:
         if len(places) > 1:
             raise InputError("--verify takes one region and one smoothing")
-        expansion = {"expand": expand, "discriminative": discriminative}
-        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, points, expansion))
+        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, evidence))
     else:
         task.report(protocol, measure_images(task, data, protocol, crop, places, how))
 
@@ -273,21 +289,20 @@ def measure_stages(
     crop: bool,
     place: Place,
     how: dict[str, Any],
-    points: str,
-    expansion: dict[str, bool],
+    evidence: EvidenceOptions,
 ) -> Measured:
     from ckn_scale.evaluate.evidence_table import EvidenceTable, format_stages, parse_points
     from ckn_scale.evaluate.image_sets import read_image_set
     from ckn_scale.evaluate.image_table import ImageTable
     from ckn_scale.evaluate.training_images import find_images
 
-    requests = parse_points(points, task.settings)
+    requests = parse_points(evidence.points, task.settings)
     image_set = read_image_set(data, protocol, crop=crop)
     trained_on = find_training_folder(task, data)
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
-        results = EvidenceTable(table, requests, **expansion).measure(place)
+        results = EvidenceTable(table, requests, **evidence.expansion).measure(place)
     return results, format_stages(results), count_images(table, trained_on)
 
 

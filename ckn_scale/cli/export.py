@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,31 +17,49 @@ if TYPE_CHECKING:
     from ckn_scale.runs.export_pairs import PairExport
 
 
-def export(
-    run: Run,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="A new local folder; never overwritten.")],
-    *,
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is taken out of a run, and how pairs are chosen and named."""
+
     vectors: Annotated[
         Literal["npy", "parquet"] | None, typer.Option(help="The vectors as float32, with ids and URIs.")
-    ] = None,
+    ] = None
     faiss: Annotated[
         bool, typer.Option("--faiss", help="One index file that plain FAISS searches, made in memory.")
-    ] = False,
+    ] = False
     pairs: Annotated[
         Literal["hloc"] | None, typer.Option(help="Pairs of images that show the same, for hloc.")
-    ] = None,
+    ] = None
     matches: Annotated[
         Literal["colmap-db"] | None, typer.Option(help="Their keypoints and matches, as a COLMAP database.")
-    ] = None,
+    ] = None
     neighbours: Annotated[
         int, typer.Option(min=1, max=1000, help="Of an image that make pairs with it, the best.")
-    ] = 20,
+    ] = 20
     image_root: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER", help="That names of images are relative to; by default what all lie below."
         ),
-    ] = None,
+    ] = None
+
+    def chosen(self) -> str:
+        """The one form that is asked for."""
+        forms = (self.vectors, "faiss" if self.faiss else None, self.pairs, self.matches)
+        wanted = [one for one in forms if one is not None]
+        if len(wanted) != 1:
+            raise InputError(
+                "say what to export, one of: --vectors npy, --vectors parquet, --faiss, --pairs hloc, "
+                "--matches colmap-db"
+            )
+        return wanted[0]
+
+
+def export(
+    run: Run,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new local folder; never overwritten.")],
+    *,
+    what: ExportOptions,
     version: Annotated[
         int | None, typer.Option(help="A published version; the current one by default.")
     ] = None,
@@ -66,15 +85,9 @@ def export(
     ckn-scale export run/ out/ --matches colmap-db --image-root photos/
     python -c 'import faiss; print(faiss.read_index("out/index.faiss").ntotal)'
     """
-    wanted = [one for one in (vectors, "faiss" if faiss else None, pairs, matches) if one is not None]
-    if len(wanted) != 1:
-        raise InputError(
-            "say what to export, one of: --vectors npy, --vectors parquet, --faiss, --pairs hloc, "
-            "--matches colmap-db"
-        )
+    form = what.chosen()
     keep_nothing()
     announce(f"exporting {run} to {out}", quiet=quiet)
-    from dataclasses import asdict
     from functools import partial
 
     from ckn_scale.cli.progress import ProgressDisplay
@@ -86,12 +99,13 @@ def export(
     written: Export | PairExport
     with ProgressDisplay(quiet=quiet) as display:
         show = partial(display.show_count, "export")
-        if pairs or matches:
+        if what.pairs or what.matches:
+            neighbours, image_root = what.neighbours, what.image_root
             written = export_pairs(
-                opened, out, wanted[0], version, neighbours=neighbours, image_root=image_root, on_rows=show
+                opened, out, form, version, neighbours=neighbours, image_root=image_root, on_rows=show
             )
         else:
-            written = export_version(opened, out, wanted[0], version, show)
+            written = export_version(opened, out, form, version, show)
     if as_json:
         print_json({"run": opened.url, "folder": out, **asdict(written)})
     else:

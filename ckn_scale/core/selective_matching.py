@@ -6,8 +6,7 @@ images lie in flat arrays with offsets: no loop goes over points. Tentative matc
 `geometry.py` verifies, are found here too.
 
     aggregate_points     words and codes of points  →  one code per image and word
-    score_candidates     a query's, candidates'     →  a score of each candidate
-    score_points         the same of points that are sorted by word, aggregated on the way
+    score_points         a query's, candidates', sorted by word  →  a score of each candidate
     match_points         a query's points, candidates'  →  tentative matches, mutual nearest within words
     match_mutually       distances  →  rows and columns that are each other's nearest
 """
@@ -134,7 +133,7 @@ def _vote(codes: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarr
     return voted
 
 
-def score_candidates(
+def score_points(
     query: PointSets,
     candidates: PointSets,
     *,
@@ -144,49 +143,12 @@ def score_candidates(
     """(C,) float64 from 0 to 1, larger is better: Σ σ(u) over shared words / √(words of both).
 
     u = 1 − 2 · distance / bits is the similarity of two codes, σ(u) = u^selectivity above `min_similarity`
-    and else 0. Both sides are aggregated; the query is one image. An image without points has score 0.
+    and else 0. The query is one image, aggregated. The candidates' points are sorted by word within each
+    image; of theirs only the words that the query has are aggregated, which is much faster than all of them.
+    An image without points has score 0.
     """
-    if len(query) != 1:
-        raise ValueError(f"a query is one image, got {len(query)}")
-    for name, one in (("query", query), ("candidates", candidates)):
-        if (np.diff(one.image_of * MAX_WORDS + one.words) <= 0).any():
-            raise ValueError(f"the {name} must be aggregated: each word once, ascending")
-    position = np.full(MAX_WORDS, -1, np.int32)
-    position[query.words] = np.arange(len(query.words))
-    partner = position[candidates.words]
-    shared = np.flatnonzero(partner >= 0)
-    distances = _count_differences(query.codes[partner[shared]], candidates.codes[shared])
-    totals = np.bincount(
-        candidates.image_of[shared],
-        weights=_weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances],
-        minlength=len(candidates),
-    )
-    sizes = np.diff(candidates.offsets) * len(query.words)
-    scores: np.ndarray = totals / np.sqrt(np.maximum(sizes, 1))
-    return scores
-
-
-def score_points(
-    query: PointSets,
-    candidates: PointSets,
-    *,
-    selectivity: float = SELECTIVITY,
-    min_similarity: float = MIN_SIMILARITY,
-) -> np.ndarray:
-    """`score_candidates` of points that are not aggregated, but sorted by word within each image.
-
-    Only the words that a query has are aggregated, which is much faster than all of them.
-    """
-    if len(candidates.words) == 0:
-        return np.zeros(len(candidates))
-    is_start = np.diff(candidates.words, prepend=np.uint16(0)) != 0
-    begins = candidates.offsets[:-1][np.diff(candidates.offsets) > 0]
-    is_start[begins] = True
-    falls = np.flatnonzero(candidates.words[1:] < candidates.words[:-1]) + 1
-    if not np.isin(falls, begins).all():
-        raise ValueError("the candidates' points must be sorted by word")
-    starts = np.flatnonzero(is_start)
-    num_words = np.diff(np.searchsorted(starts, candidates.offsets))
+    _check_is_query(query)
+    starts = _find_word_starts(candidates)
     position = np.full(MAX_WORDS, -1, np.int32)
     position[query.words] = np.arange(len(query.words))
     partner = position[candidates.words[starts]]
@@ -194,11 +156,30 @@ def score_points(
     counts = np.diff(starts, append=len(candidates.words))[shared]
     codes = _vote(candidates.codes, starts[shared], counts)
     distances = _count_differences(_take(query.codes, partner[shared]), codes)
-    image = np.repeat(np.arange(len(candidates)), num_words)[shared]
     weights = _weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances]
+    num_words = np.diff(np.searchsorted(starts, candidates.offsets))
+    image = np.repeat(np.arange(len(candidates)), num_words)[shared]
     totals = np.bincount(image, weights=weights, minlength=len(candidates))
     scores: np.ndarray = totals / np.sqrt(np.maximum(num_words * len(query.words), 1))
     return scores
+
+
+def _check_is_query(query: PointSets) -> None:
+    if len(query) != 1:
+        raise ValueError(f"a query is one image, got {len(query)}")
+    if (query.words[1:] <= query.words[:-1]).any():
+        raise ValueError("the query must be aggregated: each word once, ascending")
+
+
+def _find_word_starts(points: PointSets) -> np.ndarray:
+    """Where in the points of all images, sorted by word within each, those of another word begin."""
+    is_start = np.diff(points.words, prepend=np.uint16(0)) != 0
+    begins = points.offsets[:-1][np.diff(points.offsets) > 0]
+    is_start[begins] = True
+    falls = np.flatnonzero(points.words[1:] < points.words[:-1]) + 1
+    if not np.isin(falls, begins).all():
+        raise ValueError("the candidates' points must be sorted by word")
+    return np.flatnonzero(is_start)
 
 
 def _weigh_distances(num_bits: int, selectivity: float, min_similarity: float) -> np.ndarray:

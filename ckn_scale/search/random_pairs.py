@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ckn_scale.core.calibration import STRENGTH_STEPS
 from ckn_scale.core.evidence import QueryPoints, join_evidence
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.search.evidence import score_points_of, verify_points_of
@@ -20,7 +21,6 @@ from ckn_scale.search.shard import ShardGroup
 
 PAIRS_PER_QUERY = 16  # in each index shard
 PAIR_SEED = 15
-STRENGTH_STEPS = 4  # strengths are counted in quarters
 
 
 @dataclass

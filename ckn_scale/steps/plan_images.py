@@ -66,43 +66,6 @@ Source: TypeAlias = "str | Sequence[str]"
 OnChanges: TypeAlias = Callable[[ChangeCounts], None]
 
 
-def plan_with_background(
-    run_url: str,
-    settings: Settings,
-    source: Source,
-    keep: Sequence[str] = (),
-    *,
-    append: bool = False,
-    sync: bool = False,
-    undelete: bool = False,
-    accept: bool = False,
-    background: Source = (),
-    models: str | None = None,
-    on_changes: OnChanges = lambda counts: None,
-) -> RunFolder:
-    """`plan_images`, and the background beside it.
-
-    InputError, before anything is written, when there are too few images to learn the reduction from.
-    """
-    if background and models is not None:
-        raise InputError("--background is of no use with --models: what is learned from it is taken over")
-    begun = is_run(run_url)
-    drawn = draw_background(settings, background) if background and not begun else None
-    needed = 0 if background or models is not None else settings.reduction.needed_images
-    run = plan_images(
-        *(run_url, settings, source, keep),
-        append=append,
-        sync=sync,
-        undelete=undelete,
-        accept=accept,
-        at_least=needed,
-        on_changes=on_changes,
-    )
-    if background:
-        record_background(run, settings, background, drawn)
-    return run
-
-
 def plan_images(
     run_url: str,
     settings: Settings,
@@ -143,8 +106,7 @@ def plan_images(
             _require_same_source(run, segments, source, changed=True)
         listing = listing or list_sorted(source, keep, may_be_empty=bool(segments) and sync)
         compared = _compare_with_deleted(run, segments, source if sync else None, undelete=undelete)
-        with contextlib.closing(listing):
-            added = _add_segment(run, settings, segments, listing, source, compared, accept=accept)
+        added = _add_segment(run, settings, segments, listing, source, compared, accept=accept)
         gone += len(compared.gone)
         if added and segments:
             on_changes(replace(compared.counts, deleted=gone))
@@ -220,7 +182,6 @@ class Listing:
 
     refs: Iterator[ImageRef]
     kept: KeptColumns
-    close: Callable[[], None]  # what they were sorted in goes now, and not whenever they are collected
 
 
 def list_sorted(source: Source, keep: Sequence[str] = (), *, may_be_empty: bool = False) -> Listing:
@@ -230,9 +191,9 @@ def list_sorted(source: Source, keep: Sequence[str] = (), *, may_be_empty: bool 
     first = next(refs, None)  # sorted, so that by now all were seen
     if first is None:
         if may_be_empty:
-            return Listing(refs, kept, refs.close)
+            return Listing(refs, kept)
         raise InputError(f"no image in {source}")
-    return Listing(chain([first], refs), kept, refs.close)
+    return Listing(chain([first], refs), kept)
 
 
 def _require_enough(listing: Listing, at_least: int, settings: Settings) -> Listing:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 import json
+import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -56,7 +57,7 @@ def sort_refs(
     run_rows: int = 200_000,
     temp_dir: str | Path | None = None,
     runs_at_once: int = _RUNS_AT_ONCE,
-) -> Generator[ImageRef]:
+) -> Iterator[ImageRef]:
     """The images in the order of their URIs (by code point); of equal URIs the first one given stays.
 
     Memory holds `run_rows` images at once, however many there are.
@@ -65,14 +66,16 @@ def sort_refs(
         raise ValueError(f"run_rows must be ≥ 1, got {run_rows}")
     if runs_at_once < 2:
         raise ValueError(f"runs_at_once must be ≥ 2, got {runs_at_once}")
-    with tempfile.TemporaryDirectory(prefix="ckn-scale-sort-", dir=temp_dir) as name:
-        folder = Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="ckn-scale-sort-", dir=temp_dir))
+    try:  # also when who asked stops in the middle and the generator is collected
         rest, runs = iter(refs), list[Path]()
         while block := list(islice(rest, run_rows)):
             block.sort(key=attrgetter("uri"))
             runs.append(_write_run(folder / f"0-{len(runs)}", map(_to_row, block)))
         runs = _merge_down(runs, folder, runs_at_once)
         yield from map(_to_ref, _drop_repeats(_merge(runs)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _merge_down(runs: list[Path], folder: Path, runs_at_once: int) -> list[Path]:

@@ -11,16 +11,13 @@ from photo_runs import background_photos, finish_with_background, read_commits
 from ckn_scale.config import Resources, load_settings, parse_settings
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.errors import InputError, RunMismatch
-from ckn_scale.pipeline import build, index_images, train
+from ckn_scale.pipeline import build, index_images, plan, train
 from ckn_scale.runners.driver import open_driver
 from ckn_scale.schemas import read_codes
 from ckn_scale.search.engine import open_index
 from ckn_scale.steps.build_index import BuildIndex, write_build_manifest
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.steps.plan_images import (
-    plan_with_background,
-    record_background,
-)
+from ckn_scale.steps.plan_images import record_background
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.models import load_trained
 from ckn_scale.storage.plans import read_images, read_segments
@@ -48,7 +45,7 @@ def many_photos(photos, others, tmp_path_factory):
 
 
 def encode_here(folder, url, settings, **options):
-    run = plan_with_background(str(url), settings, str(folder), **options)
+    run = plan(str(folder), str(url), settings, **options)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         train(driver)
         driver.run_step(EncodeImages(driver.run))
@@ -76,7 +73,7 @@ def test_a_small_collection_is_centred_only(reference):
 
 def test_a_handful_of_images_is_kept_as_it_is(photos, tmp_path):
     few = [str(photos / f"{name}.jpg") for name in ("astronaut", "camera", "coffee")]
-    run = plan_with_background(str(tmp_path / "run"), settings_of(), few)
+    run = plan(few, str(tmp_path / "run"), settings_of())
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         train(driver)
     assert reduction_of(run) == {"method": "none"}
@@ -111,9 +108,9 @@ def test_pca_of_too_few_images_is_refused_and_nothing_is_written(photos, others,
     with pytest.raises(
         InputError, match=r"at least 31 images, there are 22: use --set reduction\.method=fla"
     ):
-        plan_with_background(url, settings, str(photos))
+        plan(str(photos), url, settings)
     with pytest.raises(InputError, match="at least 31 images, the background has 24"):
-        plan_with_background(url, settings, str(photos), background=[str(others)])
+        plan(str(photos), url, settings, background=[str(others)])
     assert not (tmp_path / "run").exists()
 
 
@@ -129,7 +126,7 @@ def test_a_background_is_learned_from_and_not_indexed(reference, others, tmp_pat
 
 def test_another_background_or_a_late_one_is_refused(reference, photos, others, tmp_path):
     settings = settings_of()
-    run = plan_with_background(str(tmp_path / "run"), settings, str(photos), background=[str(others)])
+    run = plan(str(photos), str(tmp_path / "run"), settings, background=[str(others)])
     background = run.background.latest()
     assert len(read_images(run, background.images)) == background.num_images == 24
     record_background(run, settings, str(others))
@@ -139,14 +136,12 @@ def test_another_background_or_a_late_one_is_refused(reference, photos, others, 
     with pytest.raises(RunMismatch, match="are learned already, without a background"):
         record_background(trained, settings, str(others))
     with pytest.raises(InputError, match="--background is of no use with --models"):
-        plan_with_background(
-            str(tmp_path / "third"), settings, str(photos), background=[str(others)], models=run.url
-        )
+        plan(str(photos), str(tmp_path / "third"), settings, background=[str(others)], models=run.url)
 
 
 def test_a_run_may_be_the_background(reference, others, tmp_path):
     settings = settings_of("reduction.num_images=10")
-    run = plan_with_background(str(tmp_path / "run"), settings, str(others), background=str(reference))
+    run = plan(str(others), str(tmp_path / "run"), settings, background=str(reference))
     background = run.background.latest()
     assert background.num_images == 22
     assert len(read_images(run, background.images)) == 10

@@ -15,7 +15,6 @@ from ckn_scale.core.selective_matching import (
     make_query,
     match_mutually,
     match_points,
-    score_candidates,
     score_points,
 )
 from ckn_scale.core.vlad import assign_words
@@ -75,11 +74,11 @@ def score_by_loop(
 
 
 @pytest.mark.parametrize(("alpha", "tau"), [(3.0, 0.1), (1.0, 0.0), (5.0, 0.4)])
-def test_score_candidates_is_what_loops_say(alpha, tau):
+def test_scores_are_what_loops_say(alpha, tau):
     rng = np.random.default_rng(0)
     words, codes = make_assigned(rng, 30, 3)
     points = make_points(rng, [50, 0, 120, 1, 30])
-    scores = score_candidates(
+    scores = score_points(
         make_query(words, codes), aggregate_points(points), selectivity=alpha, min_similarity=tau
     )
     query = aggregate_by_loop(words.ravel(), codes.reshape(-1, 16))
@@ -98,12 +97,12 @@ def sort_by_word(points: PointSets) -> PointSets:
     return PointSets(points.words[order], points.codes[order], points.offsets)
 
 
-def test_score_points_is_score_candidates_to_the_bit():
+def test_points_have_the_scores_of_their_aggregates_to_the_bit():
     rng = np.random.default_rng(0)
     query = make_query(*make_assigned(rng, 30, 3))
     points = sort_by_word(make_points(rng, [0, 50, 0, 400, 1, 30, 0]))  # words with 1, 2, 3 and many points
     assert len(np.unique(np.bincount(points.words))) > 4
-    assert score_points(query, points).tolist() == score_candidates(query, aggregate_points(points)).tolist()
+    assert score_points(query, points).tolist() == score_points(query, aggregate_points(points)).tolist()
     nothing = PointSets(np.empty(0, np.uint16), np.empty((0, 16), np.uint8), np.zeros(3, np.int64))
     assert score_points(query, nothing).tolist() == [0, 0]
     with pytest.raises(ValueError, match="sorted by word"):
@@ -112,20 +111,20 @@ def test_score_points_is_score_candidates_to_the_bit():
 
 def test_an_image_has_score_1_with_itself():
     points = aggregate_points(make_points(np.random.default_rng(0), [100]))
-    assert score_candidates(points, points) == pytest.approx([1.0], abs=1e-12)
+    assert score_points(points, points) == pytest.approx([1.0], abs=1e-12)
 
 
 def test_a_score_is_the_same_alone_and_in_company():
     rng = np.random.default_rng(0)
     query, candidates = (aggregate_points(make_points(rng, counts)) for counts in ([80], [60, 90, 40]))
-    together = score_candidates(query, candidates)
+    together = score_points(query, candidates)
     for position, (start, end) in enumerate(
         zip(candidates.offsets[:-1], candidates.offsets[1:], strict=True)
     ):
         alone = PointSets(
             candidates.words[start:end], candidates.codes[start:end], np.array([0, end - start])
         )
-        assert score_candidates(query, alone)[0] == together[position]
+        assert score_points(query, alone)[0] == together[position]
 
 
 def test_aggregate_points_is_what_loops_say():
@@ -176,8 +175,8 @@ def test_codes_of_two_channels_count_all_their_bits():
     rng = np.random.default_rng(3)
     query, points = make_points(rng, [40]), make_points(rng, [40])
     both = [PointSets(one.words, np.repeat(one.codes, 2, axis=1), one.offsets) for one in (query, points)]
-    once = score_candidates(aggregate_points(query), aggregate_points(points))
-    np.testing.assert_array_equal(score_candidates(*map(aggregate_points, both)), once)
+    once = score_points(aggregate_points(query), aggregate_points(points))
+    np.testing.assert_array_equal(score_points(*map(aggregate_points, both)), once)
     assert once > 0
     single = match_points(query.words[:, None], query.codes[:, None], points)
     double = match_points(both[0].words[:, None], both[0].codes[:, None], both[1])
@@ -209,12 +208,12 @@ def test_encode_query_gives_the_nearest_words_first():
 def test_nothing_matches_nothing():
     none = PointSets(np.empty(0, np.uint16), np.empty((0, 16), np.uint8), np.array([0, 0, 0]))
     words, codes = make_assigned(np.random.default_rng(0), 5, 3)
-    assert score_candidates(make_query(words, codes), aggregate_points(none)).tolist() == [0, 0]
+    assert score_points(make_query(words, codes), aggregate_points(none)).tolist() == [0, 0]
     assert match_points(words, codes, none).offsets.tolist() == [0, 0, 0]
     points = make_points(np.random.default_rng(0), [5, 6])
     assert match_points(words[:0], codes[:0], points).offsets.tolist() == [0, 0, 0]
     empty = make_query(words[:0], codes[:0])
-    assert score_candidates(empty, aggregate_points(points)).tolist() == [0, 0]
+    assert score_points(empty, aggregate_points(points)).tolist() == [0, 0]
 
 
 WORDS, CODES, OFFSETS = np.zeros(4, np.uint16), np.zeros((4, 16), np.uint8), np.array([0, 4])
@@ -231,11 +230,11 @@ WORDS, CODES, OFFSETS = np.zeros(4, np.uint16), np.zeros((4, 16), np.uint8), np.
         (lambda: PointSets(WORDS, CODES, np.array([0, 3])), "from 0 to the 4 points"),
         (lambda: PointSets(WORDS, CODES, np.array([0, 5, 4])), "must not decrease"),
         (
-            lambda: score_candidates(*2 * [PointSets(WORDS, CODES, np.array([0, 2, 4]))]),
+            lambda: score_points(*2 * [PointSets(WORDS, CODES, np.array([0, 2, 4]))]),
             "a query is one image, got 2",
         ),
         (
-            lambda: score_candidates(*2 * [PointSets(WORDS, CODES, OFFSETS)]),
+            lambda: score_points(*2 * [PointSets(WORDS, CODES, OFFSETS)]),
             "the query must be aggregated: each word once, ascending",
         ),
         (lambda: match_points(WORDS, CODES, PointSets(WORDS, CODES, OFFSETS)), r"words must be \(N, m\)"),
