@@ -20,7 +20,9 @@ def serve(
     port: Port = 8000,
     shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
     ray: Ray = "local",
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with one API key per line.")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
 ) -> None:
     """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz.
@@ -52,13 +54,15 @@ def serve(
 def _read_keys(path: Path | None) -> list[str]:
     if path is None:
         return []
+    from ckn_scale.serving.keys import parse_keys
+
     try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text().splitlines()
     except OSError as error:
         raise InputError(f"cannot read the keys in {path}: {error.strerror}") from None
-    if not keys:
+    if not parse_keys(lines):
         raise InputError(f"{path} holds no key")
-    return keys
+    return lines
 
 
 def demo(

@@ -23,7 +23,8 @@ from starlette.staticfiles import StaticFiles
 from ckn_scale.errors import InputError
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
-from ckn_scale.serving.limits import ApiError, BodyReader, Places, RequestGate, error_response
+from ckn_scale.serving.gate import RequestGate
+from ckn_scale.serving.limits import ApiError, BodyReader, Places, error_response
 from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
 
 logger = logging.getLogger(__name__)
@@ -223,7 +224,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def refuse_http(request: Request, error: HTTPException) -> JSONResponse:
         codes = {404: "not_found", 405: "method_not_allowed"}
         message = f"{error.detail}: {request.method} {request.url.path}"
-        return error_response(ApiError(error.status_code, codes.get(error.status_code, "http"), message))
+        refusal = ApiError(error.status_code, codes.get(error.status_code, "http"), message)
+        return error_response(refusal.with_headers(error.headers or {}))
 
     @app.exception_handler(Exception)
     async def fail(_: Request, error: Exception) -> JSONResponse:

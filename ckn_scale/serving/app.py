@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from ckn_scale.errors import InputError, RunFailed, SettingsError
 from ckn_scale.interrupts import wait_for_signal
 from ckn_scale.search.versions import open_version
-from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings, hash_keys
+from ckn_scale.serving.keys import parse_keys
+from ckn_scale.serving.settings import API_KEYS_VARIABLE, ServeSettings
 from ckn_scale.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -78,14 +79,16 @@ def resolve_access(
     host: str, api_keys: Sequence[str], values: Mapping[str, Any], *, insecure: bool
 ) -> tuple[ServeSettings, str | None]:
     """Settings that say who is answered on `host`, and the key that was made because none was given."""
-    made_key = None
-    if not (hash_keys(api_keys) or insecure or is_loopback(host)):
+    keys, made_key, alone = parse_keys(api_keys), None, is_loopback(host)
+    may_search = any("search" in key.scopes for key in keys)
+    if not (may_search or insecure or alone):
         made_key = secrets.token_urlsafe(24)
-    keys = hash_keys([*api_keys, *([made_key] if made_key else [])])
+        keys = (*keys, *parse_keys([f"{made_key} scope=search+metrics"]))
     access = {
-        "require_keys": bool(keys),
-        "key_hashes": keys,
-        "allowed_hosts": (*LOOPBACK_NAMES, _bracket(host)) if is_loopback(host) else (),
+        "require_keys": may_search or made_key is not None,
+        "keys": keys,
+        "allowed_hosts": (*LOOPBACK_NAMES, _bracket(host)) if alone else (),
+        "open_metrics": alone and not keys,
     }
     return _check_settings({**access, **values}), made_key
 
@@ -97,9 +100,9 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     """
     from ckn_scale.serving.deployments import bind_application
 
-    keys = hash_keys(os.environ.get(API_KEYS_VARIABLE, "").split(","))
-    settings = _check_settings({**args, "key_hashes": keys})
-    if settings.require_keys and not keys:
+    keys = parse_keys(os.environ.get(API_KEYS_VARIABLE, "").split(","))
+    settings = _check_settings({**args, "keys": keys})
+    if settings.require_keys and not any("search" in key.scopes for key in keys):
         raise InputError(
             f"serving needs keys: set ${API_KEYS_VARIABLE} (comma-separated), or `require_keys: false` "
             "in the application's args where a gateway checks who asks"

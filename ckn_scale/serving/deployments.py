@@ -20,7 +20,7 @@ from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
-from ckn_scale.serving.limits import RequestGate
+from ckn_scale.serving.gate import RequestGate
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica, describe_version
 from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, SearchRouter
 from ckn_scale.serving.settings import ServeSettings

@@ -1,7 +1,7 @@
-"""What the server takes from strangers: hosts, keys, headers, bodies and searches, each within limits.
+"""What the server takes from strangers: headers, bodies and searches, each within limits.
 
-`RequestGate` checks host and key before anything is read, `BodyReader` bounds size, time and rate of
-bodies, `Places` the searches under way. `end_slow_headers` is a deadline for a request's headers, which
+`BodyReader` bounds size, time and rate of bodies, `Places` the searches under way, `RateLimiter` what a key
+asks in a time. `end_slow_headers` is a deadline for a request's headers, which
 neither uvicorn nor Ray Serve has. It belongs into the process that listens, Serve's proxy, which calls
 what is named in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH when it starts. With HAProxy in front
 (RAY_SERVE_ENABLE_HA_PROXY) it is HAProxy's `timeout http-request` that counts.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ import uvicorn.config
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ckn_scale.serving.settings import ServeSettings, hash_key
+from ckn_scale.serving.keys import ApiKey
+from ckn_scale.serving.request_record import note_error
+from ckn_scale.serving.settings import ServeSettings
 
 HEADER_DEADLINE_S = 10.0
 ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:end_slow_headers"}
@@ -29,15 +31,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-PROTECTED_PREFIX = "/v1/"
 MIN_BODY_BYTES_PER_S = 32 * 1024  # a phone at the edge of its network is faster
 CLOSE = {"connection": "close"}  # what is left of the body is not waited for
-PAGE_POLICY = "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"
-SECURITY_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", PAGE_POLICY.encode()),
-]
 
 
 class ApiError(Exception):
@@ -55,59 +50,8 @@ class ApiError(Exception):
 
 
 def error_response(error: ApiError) -> JSONResponse:
+    note_error(error.body["code"])
     return JSONResponse({"error": error.body}, status_code=error.status, headers=error.headers)
-
-
-class RequestGate:
-    """The layer around the API: checks host and key before anything is read."""
-
-    def __init__(self, app: App, settings: ServeSettings) -> None:
-        self._app = app
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        secured = _add_headers(send)
-        try:
-            headers = {name.lower(): value for name, value in scope["headers"]}
-            check_host(headers, self._settings.allowed_hosts)
-            if scope["path"].startswith(PROTECTED_PREFIX):
-                check_key(headers, self._settings)
-        except ApiError as error:
-            await error_response(error)(scope, receive, secured)
-            return
-        await self._app(scope, receive, secured)
-
-
-def check_host(headers: Mapping[bytes, bytes], allowed: tuple[str, ...]) -> None:
-    """A loopback server answers loopback names only: no web page can reach it by a name of its own."""
-    host = headers.get(b"host", b"").decode("latin-1").lower()
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if allowed and name not in allowed:
-        raise ApiError(421, "wrong_host", f"this server does not answer for the host {name!r}")
-
-
-def check_key(headers: Mapping[bytes, bytes], settings: ServeSettings) -> None:
-    if not settings.require_keys:
-        return
-    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    found = hash_key(key.strip())
-    # Every known key is compared, so that the time taken reveals nothing.
-    matches = [hmac.compare_digest(found, known) for known in settings.key_hashes]
-    if scheme.lower() != "bearer" or not any(matches):
-        message = "this server needs a key: send the header `Authorization: Bearer <key>`"
-        raise ApiError(401, "unauthorized", message).with_headers({"www-authenticate": "Bearer"})
-
-
-def _add_headers(send: Send) -> Send:
-    async def send_secured(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), *SECURITY_HEADERS]}
-        await send(message)
-
-    return send_secured
 
 
 class Places:
@@ -220,6 +164,43 @@ def too_large(limit_bytes: int) -> ApiError:
 
 def too_busy(message: str) -> ApiError:
     return ApiError(429, "too_busy", message).with_headers({"retry-after": "1"})
+
+
+class RateLimiter:
+    """A bucket of tokens for each key with a rate; each of `replicas`, which do not talk, has its share."""
+
+    def __init__(self, keys: Iterable[ApiKey], replicas: int = 1) -> None:
+        self._buckets = {key.sha256: _Bucket(key, replicas) for key in keys if key.count is not None}
+
+    def charge(self, key: ApiKey) -> None:
+        """Take the token of one request; ApiError 429 when there is none, saying when there will be."""
+        bucket = self._buckets.get(key.sha256)
+        if bucket is None:
+            return
+        bucket.fill()
+        if bucket.tokens < 1:
+            wait_s = (1 - bucket.tokens) / bucket.per_s
+            message = f"this key may ask {key.count} times in {key.period_s:g} s: try again in {wait_s:.1f} s"
+            headers = {"retry-after": str(math.ceil(wait_s))}
+            raise ApiError(429, "rate_limited", message).with_headers(headers)
+        bucket.tokens -= 1
+
+    def charge_more(self, key: ApiKey, count: int) -> None:
+        """What a request turned out to cost besides: it is answered, and the next ones wait for it."""
+        if bucket := self._buckets.get(key.sha256):
+            bucket.tokens -= count
+
+
+class _Bucket:
+    def __init__(self, key: ApiKey, replicas: int) -> None:
+        count = (key.count or 1) / replicas
+        self.capacity, self.per_s = max(1.0, count), count / key.period_s
+        self.tokens, self._filled = self.capacity, time.monotonic()
+
+    def fill(self) -> None:
+        now = time.monotonic()
+        self.tokens = min(self.capacity, self.tokens + (now - self._filled) * self.per_s)
+        self._filled = now
 
 
 class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

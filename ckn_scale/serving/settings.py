@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+import re
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ckn_scale.serving.keys import ApiKey
 
 MEBIBYTE = 2**20
-API_KEYS_VARIABLE = "CKN_SCALE_API_KEYS"  # comma-separated; a Kubernetes secret, never a config file
+API_KEYS_VARIABLE = "CKN_SCALE_API_KEYS"  # as keys.py says; a Kubernetes secret, never a config file
+_ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
 
 class ServeSettings(BaseModel):
@@ -33,8 +35,13 @@ class ServeSettings(BaseModel):
     max_bodies: int = Field(default=32, ge=1)  # arriving at once, per ingress replica; the slowest give way
     max_in_flight: int = Field(default=16, ge=1)  # searches per ingress replica; more get 429
     require_keys: bool = True
-    key_hashes: tuple[str, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; empty: any
+    allowed_origins: tuple[str, ...] = ()  # web pages of others that may ask (CORS); "*": all
+    open_metrics: bool = False  # /metrics without a key; else with one of scope metrics
+
+    # What is written down
+    access_log: str | None = None  # a file for JSON lines, "-" for stderr; None: no log
 
     # Resources: they never change an answer
     device: str | None = None  # None: the device the run was encoded on
@@ -49,10 +56,10 @@ class ServeSettings(BaseModel):
     encoder_gpus: float = Field(default=0.0, ge=0)
     shard_cpus: float = Field(default=1.0, ge=0)
 
-
-def hash_key(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def hash_keys(keys: Iterable[str]) -> tuple[str, ...]:
-    return tuple(hash_key(key.strip()) for key in keys if key.strip())
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_some(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError("an origin is https://host or https://host:port, or *")
+        return origins

@@ -144,7 +144,7 @@ def test_the_serve_config_builds_the_application(monkeypatch):
     application = call_user_app_builder_with_args_if_necessary(build_app, config["args"])
     assert application._bound_deployment.name == "ingress"
     settings, encoder, *groups = application._bound_deployment.init_args
-    assert len(settings.key_hashes) == 2
+    assert len(settings.keys) == 2
     assert encoder._bound_deployment.ray_actor_options["num_gpus"] == 1
     names = [group._bound_deployment.name for group in groups]
     assert names == [deployment["name"] for deployment in config["deployments"]]

@@ -11,7 +11,7 @@ from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.errors import InputError, SettingsError
 from ckn_scale.serving.app import build_app, check_port, is_loopback, resolve_access, serve_run
-from ckn_scale.serving.settings import hash_keys
+from ckn_scale.serving.keys import hash_key
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -94,8 +94,9 @@ def test_addresses_beyond_this_machine_need_a_key(host, keys, insecure, needs_ke
     settings, made = resolve_access(host, keys, {"run_url": "run"}, insecure=insecure)
     assert settings.require_keys is needs_key
     assert (made is not None) is makes_one
-    expected = hash_keys([made]) if makes_one else hash_keys(keys)
-    assert settings.key_hashes == expected
+    expected = [made] if makes_one else [key for key in keys if key.strip()]
+    assert [key.sha256 for key in settings.keys] == [hash_key(key) for key in expected]
+    assert settings.open_metrics is (is_loopback(host) and not keys)
     assert "mine" not in settings.model_dump_json()
     assert bool(settings.allowed_hosts) is is_loopback(host)
 
@@ -103,6 +104,9 @@ def test_addresses_beyond_this_machine_need_a_key(host, keys, insecure, needs_ke
 def test_build_app_wants_keys_unless_told_otherwise(run_url, monkeypatch):
     monkeypatch.delenv("CKN_SCALE_API_KEYS", raising=False)
     with pytest.raises(InputError, match=r"serving needs keys: set \$CKN_SCALE_API_KEYS"):
+        build_app({"run_url": run_url})
+    monkeypatch.setenv("CKN_SCALE_API_KEYS", "mine scope=metrics")
+    with pytest.raises(InputError, match="serving needs keys"):
         build_app({"run_url": run_url})
     with pytest.raises(SettingsError, match="run_urll"):
         build_app({"run_urll": run_url})
