@@ -5,8 +5,9 @@
 Ours: vector, selective matching, geometry, expansion (`core/ranking.py`) on what an index stores of each
 image; models are learned on PHOTOS, the flattening on OTHERS. Milliseconds are CPU time a query, one thread,
 from the shortlist on. The rival (`pip install pycolmap`): its own SIFT, a tree of `--rival-words` words of
-PHOTOS, all images verified; a query takes the time of its answer, without extraction. `--queries` takes few,
-evenly spaced; `--no-rival` leaves it out. Oxford's queries are cut to their box for both.
+PHOTOS, all images verified; a query takes the time of its answer, without extraction. The tree takes long:
+with `--rival-tree FILE` it is kept there and used again. `--queries` takes few, evenly spaced; `--no-rival`
+leaves it out. Oxford's queries are cut to their box for both.
 
 Reading: the points of all images of DATA as the file of one index shard, 1,000 rows for scores and 100 with
 frames, when the file lies in memory and after the kernel was told to forget it.
@@ -74,7 +75,7 @@ def measure_ours(images: ImageSet, arguments: argparse.Namespace) -> tuple[list[
         find_images(arguments.train_images),
         ContentCache(arguments.cache, int(16e9)),
         lambda *_: None,
-        seeds=range(1),
+        seeds=range(arguments.seeds),
         intra_choices=[True],
         workers=arguments.workers,
         reduction_images=find_images(arguments.reduction_images),
@@ -123,13 +124,16 @@ def forget(path: Path) -> None:
     os.close(descriptor)
 
 
-def measure_rival(images: ImageSet, train: Sequence[Path], num_words: int, folder: Path) -> dict[str, Any]:
+def measure_rival(
+    images: ImageSet, train: Sequence[Path], num_words: int, folder: Path, tree: Path
+) -> dict[str, Any]:
     """Score and CPU milliseconds a query of pycolmap's vocabulary tree, all images verified."""
     import pycolmap
 
     pycolmap.logging.minloglevel = 3
-    tree = folder / "tree.bin"
-    build_tree(pycolmap, extract(pycolmap, list(map(read_pixels, train)), folder / "train"), num_words, tree)
+    if not tree.exists():
+        features = extract(pycolmap, list(map(read_pixels, train)), folder / "train")
+        build_tree(pycolmap, features, num_words, tree)
     pixels = [read_pixels(file.path) for file in images.database]
     asked = [read_pixels(query.image.path, query.image.box) for query in images.queries]
     started = time.process_time()
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--train-images", type=Path, required=True)
     parser.add_argument("--reduction-images", type=Path, required=True)
     parser.add_argument("--queries", type=int)
+    parser.add_argument("--seeds", type=int, default=1, help="codebooks to average over")
     parser.add_argument("--points", default="ckn,rootsift@6.5")
     parser.add_argument("--preset", default="compact")
     parser.add_argument("--config")
@@ -202,6 +207,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rival-words", type=int, default=16_384)
+    parser.add_argument("--rival-tree", type=Path)
     parser.add_argument("--no-rival", dest="rival", action="store_false")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -211,7 +217,11 @@ def main() -> None:
         content: dict[str, Any] = {"queries": len(images.queries), "images": len(images.database)}
         if arguments.rival:
             content["rival"] = measure_rival(
-                images, find_images(arguments.train_images), arguments.rival_words, Path(folder)
+                images,
+                find_images(arguments.train_images),
+                arguments.rival_words,
+                Path(folder),
+                arguments.rival_tree or Path(folder) / "tree.bin",
             )
         content["stages"], timed = measure_ours(images, arguments)
         content["reading"] = measure_reading(timed.kept[: len(images.database)], Path(folder))

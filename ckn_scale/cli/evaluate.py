@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckn_scale.config import Settings
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import Request
+    from ckn_scale.evaluate.image_sets import ImageSet
     from ckn_scale.evaluate.image_table import ImageTable, Place
 
 MAX_WORKERS = 16
@@ -144,6 +145,10 @@ def images(
         int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
     ] = None,
     crop: Annotated[bool, typer.Option(help="Oxford: cut the queries to their box.")] = True,
+    distractors: Annotated[
+        Path | None,
+        typer.Option(help="Photographs that no query should find, with subfolders: they join the set."),
+    ] = None,
     reduction_images: Annotated[
         Path | None,
         typer.Option(help="Other photographs, to learn on what is done to a VLAD before it is stored."),
@@ -171,6 +176,7 @@ def images(
         "ckn" if evidence.stages else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
     )
     task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
+    from ckn_scale.evaluate.image_sets import add_distractors, read_image_set
     from ckn_scale.evaluate.image_table import Place
 
     sides = [task.settings.patches.region] if regions is None else parse_numbers(regions, "--regions", 0.5)
@@ -182,14 +188,18 @@ def images(
         "workers": count_workers(workers, task.settings.numerics.device),
         **find_reduction_images(reduction_images, dim),
     }
+    image_set = read_image_set(data.absolute(), protocol, crop=crop)
+    if distractors is not None:
+        image_set = add_distractors(image_set, distractors.absolute())
+    trained_on = task.options.train_images or (data if data.is_dir() else data.parent)
     if evidence.through_index:
-        task.report(protocol, measure_through_index(task, data, protocol, crop, reduction_images, how))
+        task.report(protocol, measure_through_index(task, image_set, trained_on, reduction_images, how))
     elif evidence.stages:
         if len(places) > 1:
             raise InputError("--verify takes one region and one smoothing")
-        task.report(protocol, measure_stages(task, data, protocol, crop, places[0], how, evidence))
+        task.report(protocol, measure_stages(task, image_set, trained_on, places[0], how, evidence))
     else:
-        task.report(protocol, measure_images(task, data, protocol, crop, places, how))
+        task.report(protocol, measure_images(task, image_set, trained_on, places, how))
 
 
 @dataclass(frozen=True)
@@ -266,39 +276,32 @@ def measure_cut(task: Task, data: Path, pairs: Path | None, smoothings: list[flo
 
 
 def measure_images(
-    task: Task, data: Path, protocol: str, crop: bool, places: list[Place], how: dict[str, Any]
+    task: Task, image_set: ImageSet, trained_on: Path, places: list[Place], how: dict[str, Any]
 ) -> Measured:
-    from ckn_scale.evaluate.image_sets import read_image_set
     from ckn_scale.evaluate.image_table import ImageTable, format_image_tables, summarise_images
     from ckn_scale.evaluate.training_images import find_images
 
-    image_set = read_image_set(data, protocol, crop=crop)
-    trained_on = find_training_folder(task, data)
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
-        results = summarise_images(table.measure(places), protocol)
+        results = summarise_images(table.measure(places), image_set.protocol)
     text = format_image_tables(results, len(table.seeds))
     return results, text, count_images(table, trained_on)
 
 
 def measure_stages(
     task: Task,
-    data: Path,
-    protocol: str,
-    crop: bool,
+    image_set: ImageSet,
+    trained_on: Path,
     place: Place,
     how: dict[str, Any],
     evidence: EvidenceOptions,
 ) -> Measured:
     from ckn_scale.evaluate.evidence_table import EvidenceTable, format_stages, parse_points
-    from ckn_scale.evaluate.image_sets import read_image_set
     from ckn_scale.evaluate.image_table import ImageTable
     from ckn_scale.evaluate.training_images import find_images
 
     requests = parse_points(evidence.points, task.settings)
-    image_set = read_image_set(data, protocol, crop=crop)
-    trained_on = find_training_folder(task, data)
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)
@@ -307,34 +310,29 @@ def measure_stages(
 
 
 def measure_through_index(
-    task: Task, data: Path, protocol: str, crop: bool, background: Path | None, how: dict[str, Any]
+    task: Task, image_set: ImageSet, trained_on: Path, background: Path | None, how: dict[str, Any]
 ) -> Measured:
     from tempfile import TemporaryDirectory
 
     from ckn_scale.config import parse_resources
-    from ckn_scale.evaluate.image_sets import read_image_set
     from ckn_scale.evaluate.through_index import format_answers, measure_index
     from ckn_scale.pipeline import index_images
     from ckn_scale.search.engine import open_index
 
-    image_set = read_image_set(data.absolute(), protocol, crop=crop)
-    trained_on = find_training_folder(task, data).absolute()
     resources = parse_resources({"workers": how["workers"]})
     with TemporaryDirectory() as folder, ProgressDisplay() as display:
         learned, run, listed = (f"{folder}/{name}" for name in ("models", "run", "images.txt"))
         Path(listed).write_text("\n".join(str(file.path) for file in image_set.database))
         others = () if background is None else str(background.absolute())
         announce("learning models")
-        index_images(str(trained_on), learned, task.settings, resources, background=others, accept=True)
+        index_images(
+            str(trained_on.absolute()), learned, task.settings, resources, background=others, accept=True
+        )
         announce("indexing the set")
         index_images(listed, run, task.settings, resources, models=learned, accept=True)
         results = measure_index(image_set, open_index(run), display.show_count)
     facts = {"images": len(image_set.database), "queries": len(image_set.queries), "through_index": True}
     return results, format_answers(results), {**facts, "trained_on": str(trained_on)}
-
-
-def find_training_folder(task: Task, data: Path) -> Path:
-    return task.options.train_images or (data if data.is_dir() else data.parent)
 
 
 def count_images(table: ImageTable, trained_on: Path) -> dict[str, Any]:

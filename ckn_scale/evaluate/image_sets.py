@@ -2,7 +2,7 @@
 
 holidays   100000.jpg …: queries end in 00, the rest of their hundred is to be found
 ukbench    ukbench00000.jpg …: every image is a query, its group of four is to be found
-oxford     gt/<name>_{query,good,ok,junk}.txt beside the images; queries are boxes
+oxford     gt/<name>_{query,good,ok,junk}.txt beside the images, Paris' too; queries are boxes
 groups     groups.tsv (or DATA itself is the file): image and group in two columns; every image
            of a group of two or more is a query, the others of its group are to be found
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckn_scale.errors import InputError
@@ -61,6 +61,15 @@ def read_image_set(data: Path, protocol: str, *, crop: bool = True) -> ImageSet:
     if not found.queries:
         raise InputError(f"{data} holds no query of the protocol {protocol}")
     return found
+
+
+def add_distractors(images: ImageSet, folder: Path) -> ImageSet:
+    """The photographs of `folder`, with subfolders, join the database: no query should find them."""
+    known = {file.path for file in images.database}
+    others = [path for path in find_images(folder) if path not in known]
+    if not others:
+        raise InputError(f"{folder} holds no photograph that is not of the set itself")
+    return replace(images, database=(*images.database, *map(ImageFile, others)))
 
 
 def _read_holidays(folder: Path) -> ImageSet:

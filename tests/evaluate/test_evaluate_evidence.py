@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from small_sets import TINY
+from small_sets import TINY, photo, save
 
 from ckn_scale.config import load_settings
 from ckn_scale.core.evidence import QueryPoints
@@ -44,13 +44,15 @@ def test_every_stage_has_a_row_for_each_kind_of_codes(groups, run, cache, tmp_pa
     assert "expanded" in told.output
 
 
-def test_a_set_is_asked_of_a_published_index(groups, run, cache, tmp_path):
-    out = tmp_path / "out.json"
-    more = ["--through-index", "--workers", "1", "--json", out]
+def test_a_set_is_asked_of_a_published_index_with_distractors(groups, run, cache, tmp_path):
+    out, others = tmp_path / "out.json", tmp_path / "others"
+    save(others / "camera.png", photo("camera", 200))
+    more = ["--through-index", "--workers", "1", "--json", out, "--distractors", others]
     result = run("evaluate", "images", groups, *TINY, *cache, "--protocol", "groups", *more)
     assert result.exit_code == 0, result.output
     content = json.loads(out.read_text())
     assert content["through_index"]
+    assert content["images"] == 7
     rows = {one["stage"]: one for one in content["results"]}
     assert set(rows) == {"vlad", "verified", "expanded"}
     assert rows["verified"]["map"] == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.image_sets import Query, read_image_set
+from ckn_scale.evaluate.image_sets import Query, add_distractors, read_image_set
 from ckn_scale.evaluate.image_table import score_query
 from ckn_scale.evaluate.regions import ImageFile
 
@@ -74,6 +74,32 @@ def test_oxford_names_what_is_missing(oxford):
     (oxford / "gt" / "hall_1_good.txt").write_text("hall_9\n")
     with pytest.raises(InputError, match="hall_9"):
         read_image_set(oxford, "oxford")
+
+
+def test_paris_has_a_folder_for_each_landmark_and_names_without_prefix(tmp_path):
+    make_files(tmp_path / "paris" / "defense", ["paris_defense_000605.jpg", "paris_defense_000041.jpg"])
+    make_files(tmp_path / "paris" / "eiffel", ["paris_eiffel_000001.jpg"])
+    (tmp_path / "gt").mkdir()
+    (tmp_path / "gt" / "defense_1_query.txt").write_text("paris_defense_000605 1.0 2.0 30.0 40.0 \n")
+    (tmp_path / "gt" / "defense_1_good.txt").write_text("paris_defense_000605\n")
+    (tmp_path / "gt" / "defense_1_ok.txt").write_text("paris_defense_000041\n")
+    (tmp_path / "gt" / "defense_1_junk.txt").write_text("")
+    found = read_image_set(tmp_path, "oxford")
+    query = found.queries[0]
+    assert query.image.path.name == "paris_defense_000605.jpg"
+    assert query.image.box == (1.0, 2.0, 30.0, 40.0)
+    assert names_of(found, query.relevant) == ["paris_defense_000041.jpg", "paris_defense_000605.jpg"]
+    assert len(found.database) == 3
+
+
+def test_distractors_come_after_the_images_that_queries_know(tmp_path):
+    make_files(tmp_path / "set", ["100000.jpg", "100001.jpg"])
+    found = read_image_set(tmp_path / "set", "holidays")
+    more = add_distractors(found, make_files(tmp_path, ["a.jpg", "b.jpg"]))  # the set lies inside
+    assert [file.path.name for file in more.database] == ["100000.jpg", "100001.jpg", "a.jpg", "b.jpg"]
+    assert more.queries == found.queries
+    with pytest.raises(InputError, match="no photograph that is not of the set"):
+        add_distractors(found, tmp_path / "set")
 
 
 @pytest.mark.parametrize("header", ["", "image\tgroup\n"])
