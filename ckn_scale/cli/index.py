@@ -64,12 +64,7 @@ def index(
             run,
             settings,
             resources,
-            keep=planned.keep or [],
-            append=planned.append,
-            sync=planned.sync,
-            undelete=planned.undelete,
-            models=planned.models,
-            background=planned.background or [],
+            **planned.arguments(),
             accept=accept,
             mix=allow_mix,
             check_all=check,
@@ -110,18 +105,7 @@ def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> Non
     from ckn_scale.storage.plans import read_segments
 
     settings = planned.resolve(run, ray)
-    opened = pipeline.plan(
-        images,
-        run,
-        settings,
-        keep=planned.keep or [],
-        append=planned.append,
-        sync=planned.sync,
-        undelete=planned.undelete,
-        models=planned.models,
-        background=planned.background or [],
-        on_changes=print,
-    )
+    opened = pipeline.plan(images, run, settings, **planned.arguments(), on_changes=print)
     for segment in read_segments(opened):
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
     print(f"computes on {settings.numerics.device}")

@@ -115,6 +115,17 @@ class PlanOptions(SettingsOptions):
             run, self.preset, self.config, overrides, device=self.device, ray=ray, models=self.models
         )
 
+    def arguments(self) -> dict[str, Any]:
+        """What `pipeline.plan` takes beside images, run and settings."""
+        return {
+            "keep": self.keep or [],
+            "append": self.append,
+            "sync": self.sync,
+            "undelete": self.undelete,
+            "models": self.models,
+            "background": self.background or [],
+        }
+
 
 @dataclass(frozen=True)
 class WorkerOptions:
