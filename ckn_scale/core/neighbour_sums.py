@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ckn_scale.core.topk import NO_ID, RowMask, merge_topk
 from ckn_scale.core.vector_codes import VectorCodec
-from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, build_index, merge_topk
+from ckn_scale.core.vector_index import StoredIndex, build_index
 
 BLOCK_BYTES = 256 * 2**20  # of float32 vectors and their neighbours, which lie in memory together
 # Of the similarity: the weight of a neighbour. Flattened vectors of related images have some 0.1,

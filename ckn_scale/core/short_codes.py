@@ -21,7 +21,8 @@ from ckn_scale.core.kmeans import cluster
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.sampling import hash_priorities
-from ckn_scale.core.vector_index import MOST_DROPPED, RowMask, as_matrix
+from ckn_scale.core.topk import RowMask
+from ckn_scale.core.vector_index import MOST_DROPPED, as_matrix
 
 # FAISS sums the pieces in 16 bits. With more than 256 of them the sum of a very good match overflows, and
 # the best rows are lost.

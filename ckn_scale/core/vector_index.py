@@ -1,28 +1,26 @@
-"""Search by inner product, exact or by signs: the best k of many rows, ties by id; answers can be merged.
+"""An index of vectors, exact or by signs, compared by inner product: its form, how it is built and searched.
 
-An exact index makes a shortlist by a fast search and scores it again: a matrix product rounds each sum in
-its own way, so equal images would get unequal scores, and other ones in another shard or batch. An index
-of signs compares images of one bit a number with queries of 8 bits a number. In both the score of a pair
-depends on its image and its query alone, so answers are the same however the images are cut into indexes."""
+An exact index compares vectors of two bytes a number with queries as they are; one of signs compares images
+of one bit a number with queries of 8 bits a number. Both offer what `StoredIndex` says, and `core/topk.py`
+makes the answer."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.topk import RowMask, as_row_mask, find_topk, score_pairs
 from ckn_scale.core.vector_codes import SIGN_FACTOR_BYTES, SignCodec, VectorCodec, empty_sign_index
 
 if TYPE_CHECKING:
     import faiss
 
 MOST_DROPPED = 1024  # rows to leave out that a search may find and drop
-NO_ID = -1  # fills a list that has fewer than k entries; never wins
-SHORTLIST_MARGIN = 16  # extra candidates, so that most queries need no second look
-SCORED_BYTES = 2**21  # rows are scored in blocks that stay in the processor's cache
 BLAS_FROM_QUERIES = 4  # from here on one matrix product is faster than row by row
 LONGEST_NORM = 1.01  # vectors are unit vectors, but for the rounding of float16
 FLOAT32_ROUNDING = 2.0**-24
@@ -46,54 +44,23 @@ def wrap_index(index: faiss.IndexIDMap, kind: str, dim: int) -> StoredIndex:
     return SignIndex(index, dim) if kind == "signs" else VectorIndex(index)
 
 
-class RowMask:
-    """Some rows of an index, in the form that FAISS's searches take."""
+class StoredIndex(ABC):
+    """Rows with ascending int64 ids in a `faiss.IndexIDMap`, compared by inner product (larger is nearer).
 
-    def __init__(self, mask: np.ndarray) -> None:
-        if mask.ndim != 1 or mask.dtype != np.bool_:
-            raise ValueError(f"a mask of rows must be (rows,) bool, got {mask.dtype} {mask.shape}")
-        faiss = import_faiss()
-        self.mask = mask
-        self.count = int(np.count_nonzero(mask))
-        self._bits = np.packbits(mask, bitorder="little")  # FAISS keeps its address only
-        self.selector = faiss.IDSelectorBitmap(len(mask), faiss.swig_ptr(self._bits))
-        self.parameters = faiss.SearchParameters(sel=self.selector)
-
-
-def as_row_mask(allowed: np.ndarray | RowMask | None, rows: int) -> RowMask | None:
-    """None where all rows are allowed; ValueError for a mask of another length."""
-    if allowed is None:
-        return None
-    mask = allowed if isinstance(allowed, RowMask) else RowMask(allowed)
-    if len(mask.mask) != rows:
-        raise ValueError(f"a mask for {rows} rows, got one of {len(mask.mask)}")
-    return None if mask.count == rows else mask
-
-
-class VectorIndex:
-    """Vectors with ascending int64 ids, compared by inner product (larger is more similar).
-
-    Wraps a `faiss.IndexIDMap`; other kinds (IVF, quantised) differ in the index it holds.
+    `rounds` and the methods from `nearest` on are what `find_topk` asks for.
     """
 
+    rounds: ClassVar[bool]
+    dim: int  # of the vectors
+
     def __init__(self, index: faiss.IndexIDMap) -> None:
-        faiss = import_faiss()
-        if not isinstance(index, faiss.IndexIDMap):
-            raise ValueError(f"expected a faiss IndexIDMap, got {type(index).__name__}")
-        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise ValueError(f"expected metric inner product, got faiss metric {index.metric_type}")
         self._index = index
-        self._vectors = faiss.downcast_index(index.index)
-        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
+        self.ids: np.ndarray = import_faiss().vector_to_array(index.id_map)
         check_ids(self.ids)
 
     @property
     def rows(self) -> int:
         return int(self._index.ntotal)
-
-    @property
-    def dim(self) -> int:
-        return int(self._index.d)
 
     def search(
         self, queries: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
@@ -102,20 +69,60 @@ class VectorIndex:
 
         Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
         """
-        return self.find(self.prepare(queries), k, threads=threads, allowed=allowed)
+        prepared, mask = self.prepare(queries), as_row_mask(allowed, self.rows)
+        with faiss_threads(threads):
+            similarity, positions = find_topk([(self, mask)], prepared, k)
+        return similarity, self.ids[positions]
+
+    @abstractmethod
+    def prepare(self, queries: np.ndarray) -> np.ndarray:
+        """(Q, D) queries in the form that `find_topk` takes, for this index and all others of its kind."""
+
+    @abstractmethod
+    def nearest(
+        self, queries: np.ndarray, count: int, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @abstractmethod
+    def above(
+        self, query: np.ndarray, level: float, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @abstractmethod
+    def error_bound(self, queries: np.ndarray) -> np.ndarray: ...
+
+    @abstractmethod
+    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        """(N,) → (N, D) float32: the vectors that stand for these rows."""
+
+    def vector(self, position: int) -> np.ndarray:
+        """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
+        vector: np.ndarray = self.vectors_at(np.array([position]))[0]
+        return vector
+
+    def to_bytes(self) -> bytes:
+        """The index in FAISS's own file format; equal rows and ids give equal bytes."""
+        data: bytes = import_faiss().serialize_index(self._index).tobytes()
+        return data
+
+
+class VectorIndex(StoredIndex):
+    """Vectors as they are, in a `faiss.IndexFlatIP`."""
+
+    rounds = True
+
+    def __init__(self, index: faiss.IndexIDMap) -> None:
+        faiss = import_faiss()
+        if not isinstance(index, faiss.IndexIDMap):
+            raise ValueError(f"expected a faiss IndexIDMap, got {type(index).__name__}")
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise ValueError(f"expected metric inner product, got faiss metric {index.metric_type}")
+        super().__init__(index)
+        self._vectors = faiss.downcast_index(index.index)
+        self.dim = int(index.d)
 
     def prepare(self, queries: np.ndarray) -> np.ndarray:
-        """(Q, D) queries in the form that `find` takes, of this index and all others of its kind."""
         return as_matrix(queries, self.dim)
-
-    def find(
-        self, prepared: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, for queries that were prepared."""
-        mask = as_row_mask(allowed, self.rows)
-        with faiss_threads(threads):
-            similarity, positions = find_topk(self, prepared, k, mask)
-        return similarity, self.ids[positions]
 
     def nearest(
         self, queries: np.ndarray, count: int, allowed: RowMask | None = None
@@ -132,12 +139,14 @@ class VectorIndex:
         order = np.argsort(~allowed.mask[positions], axis=1, kind="stable")[:, :count]
         return np.take_along_axis(similarity, order, axis=1), np.take_along_axis(positions, order, axis=1)
 
-    def above(self, query: np.ndarray, level: float, allowed: RowMask | None = None) -> np.ndarray:
+    def above(
+        self, query: np.ndarray, level: float, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         # FAISS wants more than the radius, in float32.
         radius = np.nextafter(np.float32(level), np.float32(-np.inf))
         params = None if allowed is None else allowed.parameters
-        positions: np.ndarray = self._vectors.range_search(query[None], float(radius), params=params)[2]
-        return positions
+        _, similarity, positions = self._vectors.range_search(query[None], float(radius), params=params)
+        return similarity, positions
 
     def error_bound(self, queries: np.ndarray) -> np.ndarray:
         """The bound of a float32 sum of D products in any order, for unit vectors."""
@@ -148,16 +157,6 @@ class VectorIndex:
     def vectors_at(self, positions: np.ndarray) -> np.ndarray:
         vectors: np.ndarray = self._vectors.reconstruct_batch(positions)
         return vectors
-
-    def vector(self, position: int) -> np.ndarray:
-        """The (D,) float32 vector of the row whose id is `ids[position]`."""
-        vector: np.ndarray = self._vectors.reconstruct(position)
-        return vector
-
-    def to_bytes(self) -> bytes:
-        """The index in FAISS's own file format; equal vectors and ids give equal bytes."""
-        data: bytes = import_faiss().serialize_index(self._index).tobytes()
-        return data
 
 
 def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
@@ -178,11 +177,10 @@ def build_exact(vectors: np.ndarray, ids: np.ndarray) -> VectorIndex:
     return VectorIndex(index)
 
 
-class SignIndex:
-    """Codes of vectors with ascending int64 ids; offers what `VectorIndex` does.
+class SignIndex(StoredIndex):
+    """Codes of vectors, in a `faiss.IndexRaBitQ` of rotated ones; `dim` is that before the rotation."""
 
-    Wraps a `faiss.IndexIDMap` of an `IndexRaBitQ`. `dim` is that of the vectors, before the rotation.
-    """
+    rounds = False
 
     def __init__(self, index: faiss.IndexIDMap, dim: int) -> None:
         faiss = import_faiss()
@@ -192,41 +190,30 @@ class SignIndex:
             raise ValueError(
                 f"expected an IndexRaBitQ of {dim} numbers, got {type(inner).__name__} of {inner.d}"
             )
-        self._index, self._signs = index, inner
+        super().__init__(index)
+        self._signs = inner
         self.dim = dim
-        self.ids: np.ndarray = faiss.vector_to_array(index.id_map)
-        check_ids(self.ids)
-
-    @property
-    def rows(self) -> int:
-        return int(self._index.ntotal)
-
-    def search(
-        self, queries: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) queries → similarity (Q, k') float32, ids (Q, k') int64, k' = min(k, rows allowed).
-
-        Best first; equal similarities by ascending id. `allowed` (rows,) bool leaves out the others.
-        """
-        return self.find(self.prepare(queries), k, threads=threads, allowed=allowed)
 
     def prepare(self, queries: np.ndarray) -> np.ndarray:
-        """(Q, D) queries in the form that `find` takes, of this index and all others of its kind: rotated."""
         return self._codec.rotation.apply(as_matrix(queries, self.dim))
 
-    def find(
-        self, prepared: np.ndarray, k: int, *, threads: int = 1, allowed: np.ndarray | RowMask | None = None
+    def nearest(
+        self, queries: np.ndarray, count: int, allowed: RowMask | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, for queries that were prepared."""
-        if k < 1:
-            raise ValueError(f"k must be ≥ 1, got {k}")
-        mask = as_row_mask(allowed, self.rows)
-        k = min(k, self.rows if mask is None else mask.count)
-        if k == 0 or len(prepared) == 0:
-            return np.empty((len(prepared), k), np.float32), np.empty((len(prepared), k), np.int64)
-        with faiss_threads(threads):
-            similarity, positions = _find_signs(self._signs, prepared, k, mask)
-        return similarity, self.ids[positions]
+        found: tuple[np.ndarray, np.ndarray] = self._signs.search(
+            queries, count, params=_sign_parameters(allowed)
+        )
+        return found
+
+    def above(
+        self, query: np.ndarray, level: float, allowed: RowMask | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        below, params = np.nextafter(np.float32(level), np.float32(-np.inf)), _sign_parameters(allowed)
+        _, similarity, positions = self._signs.range_search(query[None], float(below), params=params)
+        return similarity, positions
+
+    def error_bound(self, queries: np.ndarray) -> np.ndarray:
+        return np.zeros(len(queries))
 
     @property
     def codes(self) -> np.ndarray:
@@ -238,18 +225,15 @@ class SignIndex:
         return codes.reshape(self.rows, self._codec.code_bytes)
 
     def vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        """(N,) → (N, D) float32: the vectors that stand for these rows."""
         return self._codec.rotation.undo(self._signs.reconstruct_batch(positions))
 
-    def vector(self, position: int) -> np.ndarray:
-        """The (D,) float32 vector that stands for the row whose id is `ids[position]`."""
-        vector: np.ndarray = self._codec.rotation.undo(self._signs.reconstruct(position)[None])[0]
-        return vector
 
-    def to_bytes(self) -> bytes:
-        """The index in FAISS's own file format; equal codes and ids give equal bytes."""
-        data: bytes = import_faiss().serialize_index(self._index).tobytes()
-        return data
+def _sign_parameters(allowed: RowMask | None) -> Any:
+    params = import_faiss().RaBitQSearchParameters()
+    params.qb = QUERY_BITS
+    if allowed is not None:
+        params.sel = allowed.selector
+    return params
 
 
 def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:
@@ -268,14 +252,6 @@ def build_signs(codes: np.ndarray, ids: np.ndarray, dim: int) -> SignIndex:
     return SignIndex(index, dim)
 
 
-def _order(similarity: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((positions, -similarity), axis=-1)
-    return np.take_along_axis(similarity, order, axis=1), np.take_along_axis(positions, order, axis=1)
-
-
-StoredIndex = VectorIndex | SignIndex
-
-
 def rank_rows(
     prepared: np.ndarray, parts: Sequence[tuple[StoredIndex, np.ndarray]], k: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -284,20 +260,26 @@ def rank_rows(
     `parts` has each index with ascending positions (N_i,); → similarity (k',) as a search of the index gives
     it, and (k',) places among all the chosen, best first, ties by place.
     """
-    k = min(k, sum(len(rows) for _, rows in parts))
-    if k == 0:
-        return np.empty(0, np.float32), np.empty(0, np.int64)
     signs = [(index.codes, rows) for index, rows in parts if isinstance(index, SignIndex)]
     if signs:
-        similarity, places = _find_signs(_gather_codes(signs), prepared, k, None)
-        return similarity[0], places[0]
-    exact = [(index, rows) for index, rows in parts if isinstance(index, VectorIndex)]
-    scores = np.concatenate([score_pairs(index, prepared, rows[None])[0] for index, rows in exact])
+        scores = _score_codes(signs, prepared)
+    else:
+        alone = [score_pairs(index, prepared, rows[None])[0] for index, rows in parts]
+        scores = np.concatenate([np.empty(0, np.float32), *alone])
     order = np.argsort(-scores, kind="stable")[:k]
     return scores[order], order
 
 
 _scratch = threading.local()  # an index to fill with the codes of chosen rows: its memory is used again
+
+
+def _score_codes(parts: Sequence[tuple[np.ndarray, np.ndarray]], prepared: np.ndarray) -> np.ndarray:
+    """Similarities (N,) of chosen rows of arrays of codes to one prepared query (1, D)."""
+    gathered = _gather_codes(parts)
+    _, similarity, positions = gathered.range_search(prepared, -np.inf, params=_sign_parameters(None))
+    scores = np.empty(len(positions), np.float32)
+    scores[positions] = similarity
+    return scores
 
 
 def _gather_codes(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
@@ -313,125 +295,6 @@ def _gather_codes(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         start += len(rows)
     held.ntotal = count
     return held
-
-
-def _find_signs(
-    signs: Any, rotated: np.ndarray, k: int, allowed: RowMask | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Similarity and positions (Q, k) of a `faiss.IndexRaBitQ` of k rows at least, ties by position."""
-    params = import_faiss().RaBitQSearchParameters()
-    params.qb = QUERY_BITS
-    if allowed is not None:
-        params.sel = allowed.selector
-    available = int(signs.ntotal) if allowed is None else allowed.count
-    similarity, positions = signs.search(rotated, min(k + 1, available), params=params)
-    # FAISS keeps any of several equal images at the k-th place: such queries look at all of them.
-    tied = similarity[:, k - 1] == similarity[:, k] if similarity.shape[1] > k else ()
-    similarity, positions = _order(similarity[:, :k], positions[:, :k])
-    for row in np.flatnonzero(tied):
-        below = float(np.nextafter(similarity[row, -1], np.float32(-np.inf)))
-        _, every, where = signs.range_search(rotated[row : row + 1], below, params=params)
-        ordered = _order(every[None], where[None])
-        similarity[row], positions[row] = ordered[0][0, :k], ordered[1][0, :k]
-    return similarity, positions
-
-
-class SearchableRows(Protocol):
-    """Vectors in the order of their ids, with a fast search whose similarities are off by a known bound."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def nearest(
-        self, queries: np.ndarray, count: int, allowed: RowMask | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, D) → about the `count` best: similarity (Q, count) descending, positions (Q, count)."""
-
-    def above(self, query: np.ndarray, level: float, allowed: RowMask | None = None) -> np.ndarray:
-        """(D,) → the positions of all rows whose approximate similarity is at least `level`."""
-
-    def error_bound(self, queries: np.ndarray) -> np.ndarray:
-        """(Q, D) → (Q,): how far an approximate similarity may be from `score_pairs`."""
-
-    def vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        """(N,) → (N, D): what a query is multiplied with."""
-
-
-def find_topk(
-    rows: SearchableRows, queries: np.ndarray, k: int, allowed: RowMask | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(Q, D) → similarity (Q, k') float32 and positions (Q, k'), k' = min(k, rows), ties by position.
-
-    The answer depends on nothing but the query and the rows: not on other queries, and the answers of
-    parts merged are the answer of the whole.
-    """
-    if k < 1:
-        raise ValueError(f"k must be ≥ 1, got {k}")
-    available = rows.rows if allowed is None else allowed.count
-    k = min(k, available)
-    if k == 0 or len(queries) == 0:
-        return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-    approximate, shortlist = rows.nearest(queries, min(k + SHORTLIST_MARGIN, available), allowed)
-    # At least k rows score above the k-th less the error, and whatever scores that is no further below.
-    level = approximate[:, k - 1] - 2 * rows.error_bound(queries)
-    similarity, positions = _rank(rows, queries, shortlist, k)
-    if shortlist.shape[1] < available:
-        # Many near-equal rows: all that may matter are scored, in one more pass, however many they are.
-        for row in np.flatnonzero(approximate[:, -1] >= level):
-            every = rows.above(queries[row], float(level[row]), allowed)
-            similarity[row : row + 1], positions[row : row + 1] = _rank(
-                rows, queries[row : row + 1], every[None], k
-            )
-    return similarity, positions
-
-
-def _rank(
-    rows: SearchableRows, queries: np.ndarray, shortlist: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    scores = score_pairs(rows, queries, shortlist)
-    order = np.lexsort((shortlist, -scores), axis=-1)[:, :k]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(shortlist, order, axis=1)
-
-
-def score_pairs(rows: SearchableRows, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """(Q, D) queries, (Q, W) positions → (Q, W) float32: each pair summed alone in double precision."""
-    width, dim = positions.shape[1], queries.shape[1]
-    pairs, owners = positions.ravel(), np.repeat(np.arange(len(queries)), width)
-    doubles, scores = queries.astype(np.float64), np.empty(len(pairs), np.float32)
-    step = max(1, SCORED_BYTES // (8 * dim))
-    for start in range(0, len(pairs), step):
-        block = slice(start, start + step)
-        products = rows.vectors_at(pairs[block]).astype(np.float64)
-        products *= doubles[owners[block]]
-        scores[block] = products.sum(axis=1)
-    return scores.reshape(positions.shape)
-
-
-def merge_topk(
-    values: Sequence[np.ndarray], ids: Sequence[np.ndarray], k: int, *, larger_is_better: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """The k best of lists of (Q, k_i) values and ids → (Q, k') values and ids; equal values by ascending id.
-
-    k' = min(k, sum of k_i). Missing entries have id NO_ID, and the worst possible value in the answer.
-    """
-    if k < 1:
-        raise ValueError(f"k must be ≥ 1, got {k}")
-    if len(values) != len(ids) or not values:
-        raise ValueError(f"merge needs as many value lists as id lists, got {len(values)} and {len(ids)}")
-    for value, index in zip(values, ids, strict=True):
-        if value.ndim != 2 or value.shape != index.shape or value.shape[0] != values[0].shape[0]:
-            raise ValueError(
-                f"lists must be (Q, k) of one shape, got values {value.shape} and ids {index.shape}"
-            )
-        if np.isnan(value).any():
-            raise ValueError("values must be numbers, got NaN")
-    worst = np.float32(-np.inf if larger_is_better else np.inf)
-    all_ids = np.concatenate(ids, axis=1).astype(np.int64)
-    all_values = np.where(all_ids == NO_ID, worst, np.concatenate(values, axis=1)).astype(np.float32)
-    costs = -all_values if larger_is_better else all_values
-    # The middle key keeps fillers behind real entries whose value is infinite too.
-    order = np.lexsort((all_ids, all_ids == NO_ID, costs), axis=-1)[:, :k]
-    return np.take_along_axis(all_values, order, axis=1), np.take_along_axis(all_ids, order, axis=1)
 
 
 def check_ids(ids: np.ndarray) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckn_scale.core.evidence import HEAD, SHORTLIST, choose_head, join_evidence
-from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import InputError
 from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query, score_points_of, verify_points_of

@@ -31,7 +31,7 @@ from ckn_scale.core.evidence import (
 from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.selective_matching import PointSets
-from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import InputError
 from ckn_scale.search.shard import Allowed, Hit, OpenShard, ShardGroup, Verified
 from ckn_scale.storage.point_files import PointFile

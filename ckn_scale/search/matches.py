@@ -10,7 +10,7 @@ import numpy as np
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.evidence import QueryPoints, count_apart, join_evidence, match_head
 from ckn_scale.core.geometry import Verification
-from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.core.topk import NO_ID
 from ckn_scale.search.evidence import (
     points_of,
     read_points,

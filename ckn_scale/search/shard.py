@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.vector_index import NO_ID, RowMask, StoredIndex, merge_topk, rank_rows, wrap_index
+from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.topk import NO_ID, RowMask, as_row_mask, find_topk
+from ckn_scale.core.vector_index import StoredIndex, rank_rows, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
@@ -108,6 +109,7 @@ class ShardGroup:
         self._first_ids = [shard.first_id for shard in held]
         gone = read_ids(store, manifest.tombstones)
         self.shards = [OpenShard(store, shard, manifest, cache, gone) for shard in held]
+        self._starts = np.cumsum([0, *(shard.index.rows for shard in self.shards)])
         self._thumbnails = Thumbnails(store, cache)
         self._shortlist: Shortlist | None = None
         if manifest.short_codes is not None and held:
@@ -185,11 +187,20 @@ class ShardGroup:
         if self._shortlist is not None:
             return self._shortlist.find(vectors, k, living, self.threads)
         prepared = self.shards[0].index.prepare(vectors)
-        found = [
-            shard.index.find(prepared, k, threads=self.threads, allowed=mask)
-            for shard, mask in zip(self.shards, living, strict=True)
-        ]
-        return merge_topk([value for value, _ in found], [ids for _, ids in found], k, larger_is_better=True)
+        indexes = [shard.index for shard in self.shards]
+        allowed_rows = [as_row_mask(mask, one.rows) for one, mask in zip(indexes, living, strict=True)]
+        with faiss_threads(self.threads):
+            similarity, places = find_topk(list(zip(indexes, allowed_rows, strict=True)), prepared, k)
+        return similarity, self._ids_at(places)
+
+    def _ids_at(self, places: np.ndarray) -> np.ndarray:
+        """Ids of rows by their places among those of all shards."""
+        ids = np.empty(places.shape, np.int64)
+        owners = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(owners).tolist():
+            held = owners == number
+            ids[held] = self.shards[number].index.ids[places[held] - self._starts[number]]
+        return ids
 
     def describe(self, image_ids: np.ndarray, scores: np.ndarray) -> list[Hit]:
         """(N,) ids of this group and their scores → hits, in this order."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from ckn_scale.core.numerics import faiss_threads
 from ckn_scale.core.short_codes import CodeScan, Quantiser
-from ckn_scale.core.vector_index import RowMask, rank_rows
+from ckn_scale.core.topk import RowMask
+from ckn_scale.core.vector_index import rank_rows
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.storage.index_files import IndexManifest, IndexShard, ShortCodes, open_short_codes

@@ -20,7 +20,7 @@ import numpy as np
 
 from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
-from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import CknScaleError, ImageRejected, InputError
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.evidence import (

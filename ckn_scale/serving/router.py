@@ -19,7 +19,7 @@ import numpy as np
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.evidence import SHORTLIST, Evidence, QueryPoints, choose_head
 from ckn_scale.core.ranking import Ranking
-from ckn_scale.core.vector_index import merge_topk
+from ckn_scale.core.topk import merge_topk
 from ckn_scale.search.evidence import RankedCandidate, rank_best
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits

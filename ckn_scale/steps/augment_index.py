@@ -17,8 +17,9 @@ from functools import cached_property, partial
 import numpy as np
 
 from ckn_scale.core.neighbour_sums import OpenPart, Part, augment_index
+from ckn_scale.core.topk import RowMask
 from ckn_scale.core.vector_codes import make_codec
-from ckn_scale.core.vector_index import KINDS, RowMask
+from ckn_scale.core.vector_index import KINDS
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import map_index
 from ckn_scale.step import ShardResult, Step, WorkerSettings

@@ -27,7 +27,7 @@ from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.core.calibration import fit_calibration, fit_tail, name_rate
 from ckn_scale.core.evidence import HEAD, SHORTLIST, QueryPoints, join_evidence
 from ckn_scale.core.ranking import Ranking
-from ckn_scale.core.vector_index import NO_ID
+from ckn_scale.core.topk import NO_ID
 from ckn_scale.search.evidence import gather_evidence
 from ckn_scale.search.random_pairs import PairCounts, draw_others, expand_strengths
 from ckn_scale.search.shard import ShardGroup

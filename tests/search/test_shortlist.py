@@ -15,6 +15,7 @@ from ckn_scale.storage.models import save_model
 
 ROWS = 600
 CUTS = {"one": [], "even": [200, 400], "unequal, one empty": [3, 3, 590]}
+PLAIN = [("exact", None), ("signs", None)]  # without short codes
 KINDS = [(stored, lists) for stored in ("exact", "signs") for lists in (0, 6)]
 
 
@@ -27,18 +28,21 @@ def make_vectors() -> np.ndarray:
 def open_group(folder, stored, lists, cuts, depth=40, probes=3, deleted=(7, 120, 599)):
     vectors = make_vectors()
     index = publish_synthetic(folder, vectors, 1, deleted=deleted, kind=stored, cuts=CUTS[cuts])
+    if lists is None:
+        plain = ShardGroup(index.run.store, index.manifest)
+        return plain, plain, index, index.manifest
     manifest = add_short_codes(index, lists=lists, depth=depth, probes=probes)
     manifest = read_manifest(index.run.store, write_manifest(index.run.store, "written", manifest))
     return ShardGroup(index.run.store, manifest), ShardGroup(index.run.store, index.manifest), index, manifest
 
 
-@pytest.mark.parametrize(("stored", "lists"), KINDS)
+@pytest.mark.parametrize(("stored", "lists"), PLAIN + KINDS)
 @pytest.mark.parametrize("cuts", ["even", "unequal, one empty"])
 def test_sharded_answers_are_those_of_one_shard(tmp_path, stored, lists, cuts):
     whole, *_ = open_group(tmp_path / "whole", stored, lists, "one")
     parts, *_ = open_group(tmp_path / "parts", stored, lists, cuts)
     queries = np.concatenate([make_vectors()[[100, 7, 300]], random_units(9, seed=5)])
-    for k in (1, 10, 35, 100):
+    for k in (1, 10, 35, 100, 10**6):
         assert parts.search(queries, k) == whole.search(queries, k)
         assert [parts.search(query[None], k)[0] for query in queries] == whole.search(queries, k)
     some = Filter.parse("uri>=photos/0050.jpg", "uri<photos/0450.jpg")

@@ -9,8 +9,9 @@ import pytest
 
 from ckn_scale.core import neighbour_sums
 from ckn_scale.core.neighbour_sums import Part, augment_index, find_neighbours
+from ckn_scale.core.topk import NO_ID, RowMask
 from ckn_scale.core.vector_codes import make_codec
-from ckn_scale.core.vector_index import NO_ID, RowMask, build_index
+from ckn_scale.core.vector_index import build_index
 
 DIM = 256
 

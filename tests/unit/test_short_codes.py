@@ -10,7 +10,7 @@ from ckn_scale.core.short_codes import (
     learn_quantiser,
     sketch,
 )
-from ckn_scale.core.vector_index import RowMask
+from ckn_scale.core.topk import RowMask
 
 DIM = 96
 

@@ -7,10 +7,11 @@ import faiss
 import numpy as np
 import pytest
 
-from ckn_scale.core import vector_index
+from ckn_scale.core import topk, vector_index
 from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.topk import NO_ID, as_row_mask, find_topk, merge_topk
 from ckn_scale.core.vector_codes import SignCodec
-from ckn_scale.core.vector_index import NO_ID, SignIndex, VectorIndex, build_exact, build_signs, merge_topk
+from ckn_scale.core.vector_index import SignIndex, VectorIndex, build_exact, build_signs
 from ckn_scale.errors import MissingDependency
 
 
@@ -81,7 +82,7 @@ def test_equal_rows_cost_one_more_pass_and_a_bounded_block(monkeypatch):
     passes, blocks = [], []
     for name, calls in (("nearest", passes), ("above", passes), ("vectors_at", blocks)):
         monkeypatch.setattr(index, name, recording(getattr(index, name), calls))
-    monkeypatch.setattr(vector_index, "SCORED_BYTES", 8 * 24 * 1000)
+    monkeypatch.setattr(topk, "SCORED_BYTES", 8 * 24 * 1000)
     assert index.search(vectors[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
     assert len(passes) == 2
     assert max(len(positions) for (positions,) in blocks) == 1000
@@ -395,3 +396,33 @@ def test_a_mask_that_is_none_of_these_rows_is_refused(make):
         index.search(unit_rows(1), 1, allowed=np.ones(4, bool))
     with pytest.raises(ValueError, match=r"must be \(rows,\) bool, got int64 \(5,\)"):
         index.search(unit_rows(1), 1, allowed=np.ones(5, np.int64))
+
+
+@pytest.mark.parametrize("make", [make_exact, make_signs])
+@pytest.mark.parametrize("cuts", [[], [500], [1, 1, 30, 1490], list(range(0, 1500, 100))])
+@pytest.mark.parametrize("k", [1, 40, 10**6])
+def test_joined_indexes_answer_like_one_with_masks_copies_and_empty_parts(make, cuts, k):
+    rng = np.random.default_rng(8)
+    vectors = np.repeat(unit_rows(500), 3, axis=0)[rng.permutation(1500)]
+    vectors[200:900:2] = vectors[200]  # more copies than any shortlist holds, in several parts
+    allowed = rng.random(1500) < 0.8
+    allowed[30:300] = False
+    queries = np.concatenate([vectors[200:201], unit_rows(4, seed=9)])
+    whole = make(vectors, np.arange(1500))
+    parts = [make(vectors[rows], rows) for rows in np.array_split(np.arange(1500), cuts)]
+    for mask in (np.ones(1500, bool), allowed):
+        masks = [as_row_mask(mask[part.ids], part.rows) for part in parts]
+        expected = whole.search(queries, k, allowed=mask)
+        for asked in (slice(0, 5), slice(0, 1)):
+            found = find_topk(list(zip(parts, masks, strict=True)), whole.prepare(queries[asked]), k)
+            np.testing.assert_array_equal(found[1], expected[1][asked])
+            np.testing.assert_array_equal(found[0], expected[0][asked])
+
+
+def test_joined_indexes_score_the_head_of_all_and_not_of_each(monkeypatch):
+    vectors, scored = unit_rows(400), []
+    parts = [build_exact(vectors[rows], rows) for rows in np.array_split(np.arange(400), 8)]
+    for part in parts:
+        monkeypatch.setattr(part, "vectors_at", recording(part.vectors_at, scored))
+    find_topk([(part, None) for part in parts], unit_rows(1, seed=2), 10)
+    assert sum(len(positions) for (positions,) in scored) == 26
