@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ def serve(
     port: Port = 8000,
     shard_groups: Annotated[int, typer.Option(min=1, help="Deployments that share the index shards.")] = 1,
     ray: Ray = "local",
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer from this process, without Ray: small, and up in seconds.")
+    ] = False,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
     ] = None,
@@ -29,8 +32,11 @@ def serve(
 
     \b
     ckn-scale serve run/
+    ckn-scale serve run/ --local
     ckn-scale serve s3://bucket/run --ray auto --host 0.0.0.0 --api-key-file keys.txt
     """
+    if local and ray == "auto":
+        raise InputError("--local serves from this process, --ray auto from a cluster: give one of them")
     announce(f"opening {run}")
     from ckn_scale.serving.app import Serving, serve_run
 
@@ -39,16 +45,21 @@ def serve(
         if serving.api_key is not None:
             print(f"API key, generated for this call: {serving.api_key}", flush=True)
 
-    serve_run(
-        run,
-        host=host,
-        port=port,
-        shard_groups=shard_groups,
-        ray_address="auto" if ray == "auto" else None,  # Ray's own "local" has no token and is open to others
-        api_keys=_read_keys(api_key_file),
-        insecure=insecure,
-        on_ready=report,
-    )
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "shard_groups": shard_groups,
+        "api_keys": _read_keys(api_key_file),
+        "insecure": insecure,
+        "on_ready": report,
+    }
+    if local:
+        from ckn_scale.serving.local import serve_local
+
+        serve_local(run, **options)
+    else:
+        # Ray's own "local" has no token and is open to others
+        serve_run(run, ray_address="auto" if ray == "auto" else None, **options)
 
 
 def _read_keys(path: Path | None) -> list[str]:

@@ -61,16 +61,16 @@ def serve_run(
     is given, unless `insecure`. With `block=False` it ends right after `on_ready` returns.
     Whatever the user can fix is refused before Ray starts. `settings` are fields of ServeSettings.
     """
-    version, num_shards = _check_run(run_url)
+    version, num_shards = check_run(run_url)
     check_port(host, port)
-    local = {} if ray_address else _local_resources()
+    local = {} if ray_address else local_resources()
     groups = min(shard_groups, max(1, num_shards))
     checked, made_key = resolve_access(
         host, api_keys, {"run_url": run_url, "shard_groups": groups, **local, **settings}, insecure=insecure
     )
     with _running(checked, host, port, ray_address):
         if on_ready is not None:
-            on_ready(Serving(_url(host, port), version, made_key))
+            on_ready(Serving(make_url(host, port), version, made_key))
         if block:
             wait_for_signal()
 
@@ -112,17 +112,24 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 def check_port(host: str, port: int) -> None:
     """InputError when nothing can listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            reason = "the port is in use, choose another with --port" if in_use else error.strerror
-            raise InputError(f"cannot listen on {host}:{port}: {reason}") from None
-        except OverflowError:
-            raise InputError(f"port must be between 1 and 65535, got {port}") from None
+    bind_socket(host, port).close()
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A socket that may listen there; InputError when nothing can."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "the port is in use, choose another with --port" if in_use else error.strerror
+        raise InputError(f"cannot listen on {host}:{port}: {reason}") from None
+    except OverflowError:
+        bound.close()
+        raise InputError(f"port must be between 1 and 65535, got {port}") from None
+    return bound
 
 
 def is_loopback(host: str) -> bool:
@@ -132,7 +139,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_run(run_url: str) -> tuple[int, int]:
+def check_run(run_url: str) -> tuple[int, int]:
+    """The number of the current version and of its index shards; InputError when there is none."""
     published = open_version(RunFolder.open(run_url))
     return published.number, len(published.manifest.shards)
 
@@ -146,7 +154,7 @@ def _check_settings(values: Mapping[str, Any]) -> ServeSettings:
         raise SettingsError(f"serving setting {where}: {first['msg']}, got {first['input']!r}") from None
 
 
-def _local_resources() -> dict[str, Any]:
+def local_resources() -> dict[str, Any]:
     """Deployments on one machine share its cores: Ray counts none, the thread counts are what is set."""
     spare = max(1, (os.cpu_count() or 1) - 1)
     return {"ingress_cpus": 0, "encoder_cpus": 0, "shard_cpus": 0, "encoder_threads": min(4, spare)}
@@ -172,7 +180,7 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
         serve.start(proxy_location=location, http_options=options, logging_config=quiet)
         try:
             _deploy(settings, quiet)
-            _check_answers(_url(host, port))
+            _check_answers(make_url(host, port))
             yield
         finally:
             # The application alone: on a cluster that is not ours others go on, and ours ends next.
@@ -227,7 +235,7 @@ def _find_cause() -> str | None:
     return None
 
 
-def _url(host: str, port: int) -> str:
+def make_url(host: str, port: int) -> str:
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else _bracket(host)}:{port}"
 
 

@@ -6,7 +6,6 @@ A deployment per group, so that each has replicas and health of its own and a de
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,12 +20,11 @@ from ckn_scale.search.shard import Hit
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.gate import RequestGate
-from ckn_scale.serving.replicas import EncoderReplica, ShardReplica, describe_version
+from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
 from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, SearchRouter
 from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.serving.versions import describe_version, follow_versions
 from ckn_scale.storage.run_folder import RunFolder
-
-logger = logging.getLogger(__name__)
 
 # A killed replica is seen at the next check; the long timeout spares one that is only slow.
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0, "graceful_shutdown_timeout_s": 5.0}
@@ -46,7 +44,7 @@ class _ReplicatedHandle:
 
     async def prepare(self, version: int) -> bool:
         calls = 1 if self._num_replicas == 1 else 3 * self._num_replicas
-        answers = await asyncio.gather(*(self._handle.prepare.remote(version) for _ in range(calls)))
+        answers = await asyncio.gather(*(self._handle.report.remote(version) for _ in range(calls)))
         seen = self._seen.setdefault(version, set())
         seen.update(answer.replica for answer in answers if answer.ready)
         return len(seen) >= self._num_replicas and any(answer.ready for answer in answers)
@@ -109,23 +107,8 @@ class Ingress:
         self._following: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> RequestGate:
-        self._following = asyncio.get_running_loop().create_task(self._follow_versions())
+        self._following = asyncio.get_running_loop().create_task(follow_versions(self._run, self._router))
         return make_api(self._router)
-
-    async def _follow_versions(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.version_poll_s)
-            try:
-                await self._follow_once()
-            except Exception as error:
-                logger.warning("looking for a new version failed: %r", error)
-
-    async def _follow_once(self) -> None:
-        newest = await asyncio.to_thread(latest_version_number, self._run)
-        if newest == self._router.version.number:
-            return
-        version = await asyncio.to_thread(describe_version, self._run, newest, self._settings.shard_groups)
-        await self._router.switch_when_ready(version)
 
 
 def bind_application(settings: ServeSettings) -> serve.Application:

@@ -6,22 +6,19 @@ Each holds the version in use and the next one, which loads in the background (`
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.topk import NO_ID
-from ckn_scale.errors import CknScaleError, ImageRejected, InputError
+from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.evidence import (
     Query,
@@ -34,19 +31,15 @@ from ckn_scale.search.evidence import (
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
-from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, ServedVersion
+from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected
 from ckn_scale.serving.settings import ServeSettings
-from ckn_scale.storage.index_files import read_ids
+from ckn_scale.serving.versions import Readiness, ResidentVersions
 from ckn_scale.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from ckn_scale.core.encoder import ImageEncoder
 
-logger = logging.getLogger(__name__)
-Loaded = TypeVar("Loaded")
 Result = TypeVar("Result")
-VERSIONS_HELD = 2  # the current one, and the next or the previous
-RETRY_AFTER_S = 5.0
 
 
 class EncoderReplica:
@@ -65,9 +58,17 @@ class EncoderReplica:
         self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
         self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
         for _ in range(settings.query_processes):
-            self._children.put(KillableChild(Preprocessor.prepare))
+            self._preparing.submit(self._start_child)
         self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
         self._encoders.load_now(latest_version_number(self._run))
+
+    def _start_child(self) -> None:
+        """Beside the loading of models; one that does not start is started by its first query."""
+        child = KillableChild(Preprocessor.prepare)
+        try:
+            child.start()
+        finally:
+            self._children.put(child)
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         encoder, loop = self._encoders.get(version).encoder, asyncio.get_running_loop()
@@ -87,8 +88,20 @@ class EncoderReplica:
         finally:
             self._children.put(child)
 
-    async def prepare(self, version: int) -> Readiness:
-        return Readiness(self._name, self._encoders.prepare(version))
+    def close(self) -> None:
+        """End its processes, where the process that holds it goes on."""
+        self._preparing.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
+        while not self._children.empty():
+            self._children.get().kill()
+
+    async def prepare(self, version: int) -> bool:
+        """Whether the version is held here; otherwise it is being loaded from now on."""
+        return self._encoders.prepare(version)
+
+    async def report(self, version: int) -> Readiness:
+        """The same, with the name of this replica among its siblings."""
+        return Readiness(self._name, await self.prepare(version))
 
     def _load(self, version: int) -> LoadedEncoder:
         from ckn_scale.search.engine import load_encoder
@@ -146,8 +159,13 @@ class ShardReplica:
         shards = self._shards.get(version)
         return await asyncio.to_thread(shards.thumbnail, image_id)
 
-    async def prepare(self, version: int) -> Readiness:
-        return Readiness(self._name, self._shards.prepare(version))
+    async def prepare(self, version: int) -> bool:
+        """Whether the version is held here; otherwise it is being loaded from now on."""
+        return self._shards.prepare(version)
+
+    async def report(self, version: int) -> Readiness:
+        """The same, with the name of this replica among its siblings."""
+        return Readiness(self._name, await self.prepare(version))
 
     def _load(self, version: int) -> ShardGroup:
         manifest = open_version(self._run, version).manifest
@@ -168,88 +186,7 @@ def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None)
     return similarity[0][ids[0] != NO_ID], ids[0][ids[0] != NO_ID]
 
 
-def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:
-    """What the router needs to know of a version: living rows and id ranges of each group."""
-    published = open_version(run, version)
-    manifest = published.manifest
-    groups = assign_shards(manifest, num_groups)
-    owner = {shard: group for group, shards in enumerate(groups) for shard in shards}
-    rows, dead = [0] * num_groups, read_ids(run.store, manifest.tombstones)
-    for shard in manifest.shards:
-        rows[owner[shard.shard]] += shard.rows - len(shard.ids_within(dead))
-    ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
-    has_points = all(shard.points is not None for shard in manifest.shards if shard.rows)
-    calibration = published.calibration if has_points else None
-    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)), calibration)
-
-
-@dataclass(frozen=True)
-class Readiness:
-    """Whether a replica holds a version; `replica` is its name among its siblings."""
-
-    replica: str
-    ready: bool
-
-
 @dataclass(frozen=True)
 class LoadedEncoder:
     models: Mapping[str, Any]  # what it was made of, as the manifest names it
     encoder: ImageEncoder
-
-
-class NotLoaded(CknScaleError):
-    """The replica does not hold this version yet; it is being loaded."""
-
-
-class ResidentVersions(Generic[Loaded]):
-    """Loads versions one at a time in a thread; asking for an absent one starts its load."""
-
-    def __init__(self, load: Callable[[int], Loaded]) -> None:
-        self._load = load
-        self._lock = threading.Lock()
-        self._held: dict[int, Loaded] = {}  # least recently used first
-        self._loading: int | None = None
-        self._failed_at: dict[int, float] = {}
-
-    def load_now(self, version: int) -> None:
-        """Load in this thread: a replica's first version, whose failure is the replica's."""
-        self._hold(version, self._load(version))
-
-    def values(self) -> list[Loaded]:
-        with self._lock:
-            return list(self._held.values())
-
-    def get(self, version: int) -> Loaded:
-        """The version; NotLoaded (and its load started) when the replica does not hold it."""
-        with self._lock:
-            if version in self._held:
-                self._held[version] = self._held.pop(version)
-                return self._held[version]
-        self.prepare(version)
-        raise NotLoaded(f"version {version} is being loaded")
-
-    def prepare(self, version: int) -> bool:
-        """Whether the version is held; otherwise starts loading it, unless a load is under way."""
-        with self._lock:
-            if version in self._held:
-                return True
-            resting = time.monotonic() - self._failed_at.get(version, -RETRY_AFTER_S) < RETRY_AFTER_S
-            if self._loading is None and not resting:
-                self._loading = version
-                threading.Thread(target=self._load_in_background, args=(version,), daemon=True).start()
-            return False
-
-    def _load_in_background(self, version: int) -> None:
-        try:
-            self._hold(version, self._load(version))
-        except Exception:
-            logger.exception("version %d could not be loaded; trying again when it is asked for", version)
-            self._failed_at[version] = time.monotonic()
-        finally:
-            self._loading = None
-
-    def _hold(self, version: int, loaded: Loaded) -> None:
-        with self._lock:
-            self._held[version] = loaded
-            while len(self._held) > VERSIONS_HELD:
-                del self._held[next(iter(self._held))]

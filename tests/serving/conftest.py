@@ -1,4 +1,4 @@
-"""A small real run and a real server over it, started once."""
+"""A small real run, and real servers over it, each started once: most tests need only `local_server`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_server import KEY, RunningServer, start_server, stop_server
+from running_server import (
+    KEY,
+    AnsweringServer,
+    RunningServer,
+    local_server_of,
+    start_server,
+    stop_server,
+)
 
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.images import encode_jpeg
@@ -24,6 +31,13 @@ def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = load_settings("tiny", None, ["plan.images_per_shard=4"])
     index_images(str(folder), str(run), settings, Resources(workers=0), accept=True)
     return run
+
+
+@pytest.fixture(scope="session")
+def local_server(photo_run: Path) -> Iterator[AnsweringServer]:
+    """The whole server without Ray, in this process; two shard groups, keys on, few places and bodies."""
+    with local_server_of(photo_run, shard_groups=2, max_in_flight=4, max_bodies=8) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

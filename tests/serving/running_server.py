@@ -1,8 +1,9 @@
-"""A real server in a process of its own, and how to talk to it."""
+"""Real servers, with Ray Serve in a process of their own or in this one, and how to talk to them."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import httpx
 from ckn_scale.core.augmentations import render_view
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import read_photo
+from ckn_scale.serving.app import resolve_access
+from ckn_scale.serving.local import answering
 
 KEY = "a key of the tests"
 SERVER = """
@@ -59,13 +62,29 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -
 
 
 @dataclass
-class RunningServer:
+class AnsweringServer:
     url: str
-    process: subprocess.Popen[str]
-    client: httpx.Client
+    client: httpx.Client  # with the key
 
     def search(self, image: bytes, **fields: Any) -> httpx.Response:
         return self.client.post("/v1/search", json=as_body(image, **fields))
+
+
+@contextlib.contextmanager
+def local_server_of(run: Path, **settings: Any) -> Iterator[AnsweringServer]:
+    """`serve --local` in a thread of this process, up within a second; `settings` of ServeSettings."""
+    checked, _ = resolve_access("127.0.0.1", [KEY], {"run_url": str(run), **settings}, insecure=False)
+    with answering(checked) as url, make_client(url) as client:
+        yield AnsweringServer(url, client)
+
+
+def make_client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {KEY}"})
+
+
+@dataclass
+class RunningServer(AnsweringServer):
+    process: subprocess.Popen[str]
 
     def find_replica(self, deployment: str) -> int | None:
         """The pid of a deployment's replica among the server's own processes."""
@@ -88,8 +107,7 @@ def start_server(home: Path, **arguments: Any) -> RunningServer:
     line = process.stdout.readline()
     assert line, f"the server ended with {process.wait()} before it answered"
     url = json.loads(line)["url"]
-    client = httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {KEY}"})
-    return RunningServer(url, process, client)
+    return RunningServer(url, make_client(url), process)
 
 
 def stop_server(server: RunningServer) -> int:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ckn_scale.serving.deployments import GroupHandle
-from ckn_scale.serving.replicas import Readiness
+from ckn_scale.serving.versions import Readiness
 
 
 def fake_deployment(replicas):
@@ -16,12 +16,12 @@ def fake_deployment(replicas):
     names = list(replicas)
     calls = []
 
-    async def prepare(version):
+    async def report(version):
         name = names[len(calls) % len(names)]
         calls.append(name)
         return Readiness(name, version in replicas[name])
 
-    return SimpleNamespace(prepare=SimpleNamespace(remote=prepare))
+    return SimpleNamespace(report=SimpleNamespace(remote=report))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from running_server import query_view
 from synthetic_index import publish_synthetic, random_units
 
 from ckn_scale.search.versions import latest_version_number
-from ckn_scale.serving.replicas import EncoderReplica, describe_version
+from ckn_scale.serving.replicas import EncoderReplica
 from ckn_scale.serving.router import Encoded, Rejected
 from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.serving.versions import describe_version
 from ckn_scale.storage.run_folder import RunFolder
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ckn_scale.serving.replicas import NotLoaded, ResidentVersions
+from ckn_scale.serving.versions import NotLoaded, ResidentVersions
 
 
 def wait_until_held(versions, number):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +21,15 @@ from ckn_scale.demo import read_photo
 from ckn_scale.ray_cluster import short_temp_folder
 from ckn_scale.search.engine import open_index
 from ckn_scale.storage.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun_headers(server) -> Iterator[socket.socket]:
+    """A connection whose request never ends, opened before the other tests."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        yield connection
 
 
 def assert_rejected(answer: httpx.Response, state: str) -> None:
@@ -174,3 +185,8 @@ def test_the_key_is_not_kept_in_the_servers_files(server):
     assert logs
     for log in logs:
         assert KEY.encode() not in log.read_bytes()
+
+
+def test_headers_that_do_not_end_are_not_waited_for(begun_headers):
+    begun_headers.settimeout(60)
+    assert begun_headers.recv(1) == b"", "Serve's proxy has our deadline too"

@@ -14,9 +14,9 @@ SLOW = 20  # more than the server has places for searches, or for bodies
 
 
 @pytest.fixture
-def connect(server):
+def connect(local_server):
     """A connection that has sent the given bytes."""
-    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    host, _, port = local_server.url.removeprefix("http://").rpartition(":")
     with contextlib.ExitStack() as open_sockets:
 
         def start(sent):
@@ -43,16 +43,16 @@ def post(length, *more):
     ).encode()
 
 
-def test_bodies_that_trickle_keep_nobody_out_and_are_ended(server, connect):
+def test_bodies_that_trickle_keep_nobody_out_and_are_ended(local_server, connect):
     slow = [connect(post(10_000) + b"{") for _ in range(SLOW)]
     for _ in range(3):
-        assert server.search(query_view("coffee"), k=1).status_code == 200
+        assert local_server.search(query_view("coffee"), k=1).status_code == 200
     for connection in slow:
         status = read_to_end(connection).split(b"\r\n")[0]
         assert status.split()[1] in (b"408", b"429"), status
 
 
-def test_headers_that_do_not_end_are_not_waited_for(server, connect):
+def test_headers_that_do_not_end_are_not_waited_for(local_server, connect):
     silent, begun = connect(b""), connect(b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\n")
     kept = connect(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     answer = b""
@@ -62,7 +62,7 @@ def test_headers_that_do_not_end_are_not_waited_for(server, connect):
     assert drip(begun) == b""
     assert read_to_end(silent) == b""
     assert read_to_end(kept) == b""
-    assert server.search(query_view("coffee"), k=1).status_code == 200
+    assert local_server.search(query_view("coffee"), k=1).status_code == 200
 
 
 def drip(connection):
