@@ -27,8 +27,16 @@ def serve(
         Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web pages of https://host may ask (CORS). May be repeated."),
+    ] = None,
+    access_log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A JSON line per request, without its image; - is stderr."),
+    ] = None,
 ) -> None:
-    """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz.
+    """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz, /metrics.
 
     \b
     ckn-scale serve run/
@@ -51,6 +59,8 @@ def serve(
         "shard_groups": shard_groups,
         "api_keys": _read_keys(api_key_file),
         "insecure": insecure,
+        "allowed_origins": tuple(allow_origin or ()),
+        "access_log": access_log,
         "on_ready": report,
     }
     if local:

@@ -8,7 +8,7 @@ import binascii
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,9 @@ from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
 from ckn_scale.serving.gate import RequestGate
 from ckn_scale.serving.limits import ApiError, BodyReader, Places, error_response
+from ckn_scale.serving.metrics import Exporter
+from ckn_scale.serving.observers import watch_requests
+from ckn_scale.serving.request_record import note_answer
 from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
 
 logger = logging.getLogger(__name__)
@@ -104,13 +107,15 @@ class ErrorResponse(BaseModel):
     error: ErrorBody
 
 
-def make_api(router: SearchRouter) -> RequestGate:
-    """The whole web application over a router: limits outside, routes inside."""
+def make_api(router: SearchRouter, exporters: Sequence[Exporter] = ()) -> RequestGate:
+    """The web application over a router: limits outside, routes inside; `exporters` get its metrics, too."""
     # FastAPI's own documentation pages load scripts from elsewhere; /openapi.json has it all.
     app = FastAPI(title="ckn_scale", docs_url=None, redoc_url=None)
     _add_error_handlers(app)
     _add_routes(app, router)
-    return RequestGate(app, router.settings)
+    gate = RequestGate(app, router.settings)
+    watch_requests(app, gate, router, exporters)
+    return gate
 
 
 def _add_routes(app: FastAPI, router: SearchRouter) -> None:
@@ -194,6 +199,13 @@ def _describe_invalid(complaint: Mapping[str, Any]) -> str:
 
 def _make_response(answer: SearchAnswer, total_ms: float) -> SearchResponse:
     timings_ms = {**answer.timings_ms, "total": total_ms}
+    note_answer(
+        version=answer.version,
+        timings_ms=answer.timings_ms,
+        partial=answer.partial,
+        coverage=answer.coverage,
+        found=answer.found,
+    )
     verdict = {} if answer.found is None else {"found": answer.found}
     return SearchResponse(
         version=answer.version,

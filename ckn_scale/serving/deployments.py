@@ -20,6 +20,7 @@ from ckn_scale.search.shard import Hit
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.gate import RequestGate
+from ckn_scale.serving.ray_metrics import RayExporter
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
 from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, SearchRouter
 from ckn_scale.serving.settings import ServeSettings
@@ -108,7 +109,9 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> RequestGate:
         self._following = asyncio.get_running_loop().create_task(follow_versions(self._run, self._router))
-        return make_api(self._router)
+        gate = make_api(self._router, [RayExporter()])
+        gate.sends_request_id = False  # Serve's proxy does
+        return gate
 
 
 def bind_application(settings: ServeSettings) -> serve.Application:

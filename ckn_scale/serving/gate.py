@@ -6,7 +6,8 @@ refused unless its origin is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from ckn_scale.serving.limits import ApiError, App, RateLimiter, Receive, Scope,
 from ckn_scale.serving.request_record import RequestRecord, begin_request, current_record, end_request
 from ckn_scale.serving.settings import ServeSettings
 
+logger = logging.getLogger(__name__)
 Headers = Mapping[bytes, bytes]
 Observer = Callable[[RequestRecord], None]
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")
@@ -34,9 +36,11 @@ SECURITY_HEADERS = [
 class RequestGate:
     """Checks host, origin, key and rate before anything is read; answers HEAD wherever there is GET."""
 
-    def __init__(self, app: App, settings: ServeSettings, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, app: App, settings: ServeSettings) -> None:
+        self.observers: list[Observer] = []
+        self.in_flight = 0
+        self.sends_request_id = True  # unless what is in front of it does
         self._settings = settings
-        self._observers = observers
         self._app = app
         self._guarded: App = self._guard
         if settings.allowed_origins:
@@ -55,9 +59,10 @@ class RequestGate:
             await self._app(scope, receive, send)
             return
         record = begin_request(scope)
+        self.in_flight += 1
         if scope["method"] == "HEAD":
             scope, send = {**scope, "method": "GET"}, _without_body(send)
-        send = _completing(send, record)
+        send = _completing(send, record, sends_id=self.sends_request_id)
         try:
             headers = _headers(scope)
             check_host(headers, self._settings.allowed_hosts)
@@ -67,9 +72,16 @@ class RequestGate:
         else:
             await self._guarded(scope, _counting(receive, record), send)
         finally:
+            self.in_flight -= 1
             end_request(record, scope)
-            for observe in self._observers:
+            self._tell_observers(record)
+
+    def _tell_observers(self, record: RequestRecord) -> None:
+        for observe in self.observers:
+            try:
                 observe(record)
+            except Exception:  # a full disk costs lines of the log, not answers
+                logger.exception("request %s is not on record", record.request_id)
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -138,13 +150,13 @@ def _headers(scope: Scope) -> Headers:
     return {name.lower(): value for name, value in scope["headers"]}
 
 
-def _completing(send: Send, record: RequestRecord) -> Send:
+def _completing(send: Send, record: RequestRecord, *, sends_id: bool) -> Send:
     """Adds headers that every answer has, and notes how it went."""
+    own = [*SECURITY_HEADERS, *([(b"x-request-id", record.request_id.encode())] if sends_id else [])]
 
     async def send_completed(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            own = [*SECURITY_HEADERS, (b"x-request-id", record.request_id.encode())]
             headers = [_allow_head(name, value) for name, value in message.get("headers", [])]
             message = {**message, "headers": [*headers, *own]}
         else:

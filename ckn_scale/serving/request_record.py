@@ -44,14 +44,15 @@ class RequestRecord:
 _CURRENT: ContextVar[RequestRecord] = ContextVar("request")
 
 
-def begin_request(scope: Mapping[str, Any]) -> RequestRecord:
-    """A record of this request, to which what runs in this context notes things."""
+def begin_request(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """A record of this request, to which what runs in this context notes things; the scope has its id."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     usable = given if _USABLE_ID.fullmatch(given) else secrets.token_hex(8)
     client = (scope.get("client") or ("", 0))[0]
     record = RequestRecord(usable, scope["method"], scope["path"], client)
     _CURRENT.set(record)
+    scope["request_id"] = record.request_id
     return record
 
 

@@ -24,6 +24,7 @@ from ckn_scale.search.evidence import RankedCandidate, rank_best
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
 from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.request_record import note_group_left_out
 from ckn_scale.serving.settings import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -278,6 +279,7 @@ class SearchRouter:
             return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
         except Exception as error:
             logger.warning("group %d left out of an answer: %r", number, error)
+            note_group_left_out(number)
             return None
 
     def _check_coverage(self, version: ServedVersion, answering: Collection[int], strict: bool) -> float:

@@ -21,6 +21,7 @@ MODULES = {
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
     "pillow-heif": "pillow_heif",
+    "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
     "scikit-image": "skimage",
 }
