@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -110,7 +111,7 @@ def patches(
     ckn-scale evaluate patches liberty/ --protocol fpr95 --pairs liberty/m50_100000_100000_0.txt
     ckn-scale evaluate patches rome/ --protocol rome
     """
-    task = prepare_task(options, descriptors)
+    task = prepare_task(options, data, descriptors)
     smoothings = parse_numbers(smoothing, "--smoothing", 0.0)
     if protocol == "mikolajczyk":
         task.report(protocol, measure_scenes(task, data, regions, smoothings))
@@ -175,7 +176,7 @@ def images(
     descriptors = descriptors or (
         "ckn" if evidence.stages else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
     )
-    task = prepare_task(options, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
+    task = prepare_task(options, data, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_sets import add_distractors, read_image_set
     from ckn_scale.evaluate.image_table import Place
 
@@ -211,19 +212,29 @@ class Task:
     cache: ContentCache
     options: EvaluateOptions
 
+    data: Path
+    started: float = field(default_factory=time.monotonic)
+
     def report(self, protocol: str, measured: Measured) -> None:
-        """Print the text; write the JSON when asked for."""
+        """Print the text; write the JSON when asked for, with what `ckn-scale report` says beside figures."""
         results, text, facts = measured
         print(text)
         if self.options.json_file is not None:
+            from ckn_scale.evaluate.machine import describe_machine
             from ckn_scale.evaluate.report import write_json
 
-            settings = self.settings.model_dump(mode="json")
-            content = {"protocol": protocol, "results": results, **facts, "settings": settings}
-            write_json(self.options.json_file, content)
+            about = {
+                "data": str(self.data.absolute()),
+                **facts,
+                "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(time.monotonic() - self.started, 1),
+                "machine": describe_machine(),
+                "settings": self.settings.model_dump(mode="json"),
+            }
+            write_json(self.options.json_file, {"protocol": protocol, "results": results, **about})
 
 
-def prepare_task(options: EvaluateOptions, descriptors: str, *overrides: str) -> Task:
+def prepare_task(options: EvaluateOptions, data: Path, descriptors: str, *overrides: str) -> Task:
     """Everything that can be wrong with the options is found here, before any work."""
     from ckn_scale.evaluate.report import check_writable
 
@@ -239,7 +250,7 @@ def prepare_task(options: EvaluateOptions, descriptors: str, *overrides: str) ->
     requests = parse_requests(descriptors, lambda preset: options.load(*overrides, preset=preset))
     require_device(settings.numerics.device)
     set_compute_threads(settings.numerics.threads)
-    return Task(settings, requests, ContentCache(options.cache, int(options.cache_gb * 1e9)), options)
+    return Task(settings, requests, ContentCache(options.cache, int(options.cache_gb * 1e9)), options, data)
 
 
 def measure_scenes(task: Task, data: Path, regions: str, smoothings: list[float]) -> Measured:

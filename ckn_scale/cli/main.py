@@ -23,6 +23,7 @@ from ckn_scale.cli.export import export
 from ckn_scale.cli.index import build, encode, index, plan, publish, sample, train
 from ckn_scale.cli.options import spread_options
 from ckn_scale.cli.output import ANNOUNCEMENTS
+from ckn_scale.cli.report import report
 from ckn_scale.cli.search import search
 from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
@@ -36,6 +37,7 @@ VERBS = (
     *(status, failures, verify, digest, gc),
     *(versions, delete, purge, rollback, export, copies),
     *(search, explain, serve, demo),
+    report,
 )
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from ckn_scale.config import Settings
 from ckn_scale.core.specs import VladSpec
 from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
+from ckn_scale.evaluate.answers import rank_images, summarise_answers
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.descriptors import Member, Request, fit_member, list_members
 from ckn_scale.evaluate.image_sets import ImageSet, Query
@@ -46,6 +47,7 @@ class ImageCell:
     stored_bytes: int  # of one image's vector
     train_seconds: float
     describe_seconds: float
+    answers: dict[str, Any] = field(default_factory=dict)  # of the first seed, see `answers.py`
 
     @property
     def mean_score(self) -> float:
@@ -163,11 +165,14 @@ class ImageTable:
     def _score(self, members: Sequence[Compared], place: Place, intra: bool) -> ImageCell:
         """Vectors of several members side by side have the weighted mean of their similarities."""
         scores, dim = [], sum(one.num_words * one.keyed.dim for one in members)
+        answers: dict[str, Any] = {}
         for seed in self.seeds:
             parts = [one.similarities[seed, intra] for one in members]
             similarities = np.average(parts, axis=0, weights=[one.weight for one in members])
-            scores.append(score_rankings(self.images, similarities))
-        return self._make_cell(members, place, intra, scores, dim, 2 * dim)
+            by_query = score_queries(self.images, similarities)
+            scores.append(float(np.mean(by_query)))
+            answers = answers or summarise_answers(self.images, similarities, by_query)
+        return replace(self._make_cell(members, place, intra, scores, dim, 2 * dim), answers=answers)
 
     def _score_reduced(
         self, members: Sequence[Compared], place: Place, intra: bool
@@ -238,20 +243,21 @@ def _aggregate_files(
 
 def score_rankings(images: ImageSet, similarities: np.ndarray) -> float:
     """Mean average precision, or UKBench's mean number of group members among the first four."""
-    scores = [
-        score_query(query, row, images.protocol)
-        for query, row in zip(images.queries, similarities, strict=True)
-    ]
-    return float(np.mean(scores))
+    return float(np.mean(score_queries(images, similarities)))
+
+
+def score_queries(images: ImageSet, similarities: np.ndarray) -> list[float]:
+    """The score of each query; `similarities` (Q, N)."""
+    pairs = zip(images.queries, similarities, strict=True)
+    return [score_query(query, row, images.protocol) for query, row in pairs]
 
 
 def score_query(query: Query, similarities: np.ndarray, protocol: str) -> float:
     """`similarities` (N,) to the database, larger is better; ties go by position."""
-    ranking = np.argsort(-similarities, kind="stable")
+    ranking = rank_images(query, similarities)
     if protocol == "ukbench":
         return float(count_in_top(ranking, set(query.relevant)))
-    kept = ranking[~np.isin(ranking, list(query.ignored))]
-    return average_precision(np.isin(kept, list(query.relevant)), len(query.relevant))
+    return average_precision(np.isin(ranking, list(query.relevant)), len(query.relevant))
 
 
 def summarise_images(cells: Mapping[Row, Sequence[ImageCell]], protocol: str) -> list[dict[str, Any]]:
@@ -274,6 +280,7 @@ def _summarise(row: Row, cells: Sequence[ImageCell], measure: str) -> dict[str, 
         **_describe_place(best),
         "train_seconds": round(best.train_seconds, 2),
         "describe_seconds": round(best.describe_seconds, 2),
+        **best.answers,
         "grid": [
             {**_describe_place(cell), measure: cell.mean_score, "spread": cell.spread} for cell in cells
         ],

@@ -83,7 +83,7 @@ def draw_queries(
     before is lost, all is asked anew.
     """
     count, gone = parse_settings(run.settings).publish.num_queries, set(dead.tolist())
-    outcomes, known = _read_outcomes(run, current.certificate if current is not None else Certificate())
+    outcomes, known = _take_over(run, current.certificate if current is not None else Certificate())
     purged = _find_purged_files(run, segments, {one.file for one in outcomes})
     held = [one for one in outcomes if one.image_id not in gone and one.file not in purged]
     if current is None or 2 * len(held) <= len(outcomes):
@@ -176,7 +176,13 @@ def name_encoder(run: RunFolder) -> str:
     return "" if commit is None else commit.fingerprint
 
 
-def _read_outcomes(run: RunFolder, certificate: Certificate) -> tuple[list[QueryOutcome], set[int]]:
+def read_outcomes(run: RunFolder, file: StoredFile) -> tuple[list[QueryOutcome], set[int]]:
+    """What became of each query of a certificate, and the index shards of its version."""
+    body = json.loads(read_file(run.store, file))
+    return [_as_outcome(one) for one in body["outcomes"]], set(body["index_shards"])
+
+
+def _take_over(run: RunFolder, certificate: Certificate) -> tuple[list[QueryOutcome], set[int]]:
     """The outcomes that can be taken over, and the index shards of that version.
 
     Neither when they, or vectors of their queries, are damaged: then all is asked anew, of the whole index.
@@ -184,13 +190,11 @@ def _read_outcomes(run: RunFolder, certificate: Certificate) -> tuple[list[Query
     if certificate.outcomes is None or certificate.encoder != name_encoder(run):
         return [], set()
     try:
-        body = json.loads(read_file(run.store, certificate.outcomes))
+        outcomes, shards = read_outcomes(run, certificate.outcomes)
     except CorruptData:
         return [], set()
-    outcomes = [_as_outcome(one) for one in body["outcomes"]]
-    if find_damage(run.store, {one.file for one in outcomes}):
-        return [], set()
-    return outcomes, set(body["index_shards"])
+    damaged = find_damage(run.store, {one.file for one in outcomes})
+    return ([], set()) if damaged else (outcomes, shards)
 
 
 def _list_candidates(

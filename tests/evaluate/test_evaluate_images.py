@@ -27,6 +27,8 @@ def test_images_table_and_json(groups, run, cache, tmp_path):
     content = json.loads(out.read_text())
     assert content["protocol"] == "groups"
     assert (content["images"], content["queries"]) == (6, 6)
+    assert content["data"] == str(groups)
+    assert content["machine"]["cores"] >= 1
     rows = {one["descriptor"]: one for one in content["results"]}
     assert rows["sift"]["dim"] == 4 * 128
     assert rows["sift+ckn-grad"]["dim"] == 4 * (128 + 64)
@@ -35,6 +37,8 @@ def test_images_table_and_json(groups, run, cache, tmp_path):
         assert len(one["seeds"]) == 2
         assert len(one["grid"]) == 2  # with and without intra-normalisation
         assert one["map"] == pytest.approx(sum(one["seeds"]) / 2)
+        assert one["recall_at"]["5"] == 1.0  # five others are there
+        assert all((groups / example["query"]).is_file() for example in one["examples"])
     # The tiny preset indexes with all three channels, which is the paper's mix.
     assert rows["ckn"]["dim"] == rows["ckn-mix"]["dim"] == 4 * (64 + 32 + 32)
 

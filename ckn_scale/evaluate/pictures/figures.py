@@ -15,6 +15,7 @@ from ckn_scale.core.selective_matching import match_mutually
 from ckn_scale.core.specs import CknSpec, LayerSpec
 from ckn_scale.evaluate.matching import REGION_SCALES, measure_distances
 from ckn_scale.evaluate.pictures.canvas import (
+    INK,
     PAPER,
     Colour,
     add_caption,
@@ -34,6 +35,7 @@ RIGHT_COLOUR: Colour = (0, 200, 83)
 WRONG_COLOUR: Colour = (229, 57, 53)
 MIN_INLIERS = 12  # chance gave up to 11 in 30 unrelated pairs of 800 regions
 MAX_LINES = 200  # of either kind, nearest first: more would hide the images
+TILE_PX = 48  # of a filter that is drawn by rays
 SMALL_PX = 500  # images below this side are drawn at twice their size
 
 
@@ -165,6 +167,31 @@ def draw_filters(ckn: Ckn, *, caption: str) -> np.ndarray:
     tiles = [enlarge_image(show_filter(filters[one], signed=signed), 40 // side) for one in order]
     sheet = tile_images(tiles, int(np.ceil(np.sqrt(len(tiles) * 1.6))))
     return add_caption(sheet, caption)
+
+
+def draw_orientation_filters(ckn: Ckn, *, caption: str, limit: int = 64) -> np.ndarray:
+    """Second-layer filters of `grad`, those of the largest contrast: a ray for each orientation of a cell."""
+    layer, orientations = ckn.layers[1], ckn.layers[0].spec.num_filters
+    side = layer.spec.patch_px
+    filters = layer.weights.reshape(len(layer.weights), side, side, orientations)
+    order = np.argsort(-filters.std(axis=(1, 2, 3)), kind="stable")[:limit]
+    tiles = [_draw_rays(np.maximum(filters[one], 0)) for one in order]
+    return add_caption(tile_images(tiles, int(np.ceil(np.sqrt(len(tiles) * 1.6)))), caption)
+
+
+def _draw_rays(cells: np.ndarray) -> np.ndarray:
+    """(side, side, orientations) ≥ 0 → a tile; the longest ray reaches the border of its cell."""
+    side, _, count = cells.shape
+    tile = np.full((TILE_PX, TILE_PX, 3), INK, np.uint8)
+    cell_px = TILE_PX / side
+    angles = 2 * np.pi * np.arange(count) / count
+    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    lengths = cells / max(cells.max(), 1e-12) * cell_px / 2
+    for row, column in np.ndindex(side, side):
+        centre = cell_px * (np.array([column, row]) + 0.5) - 0.5
+        for direction, length in zip(directions, lengths[row, column], strict=True):
+            draw_polygon(tile, np.stack([centre, centre + length * direction]), PAPER, closed=False)
+    return tile
 
 
 def show_filter(values: np.ndarray, *, signed: bool) -> np.ndarray:

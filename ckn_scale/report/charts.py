@@ -1,0 +1,130 @@
+"""Line and bar charts as SVG: sharp on paper, their text is text, and no library has to be installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckn_scale.report.html import Element, make
+
+# Most colour-blind readers can distinguish them; beyond them, and on grey paper, dashes and marks do.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5a5a5a")
+DASHES = ("none", "6 3", "2 2")
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 12, 40
+PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 440, 220, 170
+BAR_PX, NAME_PX, VALUE_PX = 18, 190, 150
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`, ticks at round numbers."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def ticks(self) -> list[float]:
+        count = round((self.high - self.low) / self.step)
+        return [self.low + k * self.step for k in range(count + 1)]
+
+    def place(self, value: float) -> float:
+        """0 at `low`, 1 at `high`."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def choose_axis(values: Sequence[float], *, ticks: int = 5) -> Axis:
+    """Round numbers around all values."""
+    low, high = min(values), max(values)
+    span = (high - low) or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(span / ticks))
+    step = next(one for one in (power, 2 * power, 5 * power, 10 * power) if span / one <= ticks)
+    first = math.floor(low / step) * step
+    last = max(math.ceil(high / step) * step, first + step)
+    return Axis(first, last, step)
+
+
+def draw_lines(
+    x: Sequence[float], curves: Mapping[str, Sequence[float]], *, x_label: str, y_label: str
+) -> Element:
+    """A curve each, a value for each of `x`, which are evenly spaced whatever they are."""
+    values = [value for curve in curves.values() for value in curve]
+    axis, width = choose_axis(values), LEFT + PLOT_WIDTH + RIGHT + LEGEND_WIDTH
+    height = TOP + max(PLOT_HEIGHT + BOTTOM, 18 * len(curves))
+    columns = [LEFT + PLOT_WIDTH * (k + 0.5) / len(x) for k in range(len(x))]
+    parts = [*_draw_grid(axis, y_label), *_draw_ticks(columns, [f"{one:g}" for one in x], x_label)]
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+        points = [
+            (at, TOP + PLOT_HEIGHT * (1 - axis.place(one))) for at, one in zip(columns, curve, strict=True)
+        ]
+        path = " ".join(f"{left:.1f},{top:.1f}" for left, top in points)
+        line = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": dash}
+        parts.append(make("polyline", points=path, fill="none", **line))
+        parts += [make("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=3, fill=colour) for left, top in points]
+        row, start = TOP + 10 + 18 * number, LEFT + PLOT_WIDTH + RIGHT
+        parts.append(make("line", x1=start, x2=start + 22, y1=row, y2=row, **line))
+        parts.append(make("text", name, x=start + 28, y=row + 4))
+    return _make_svg(parts, width, height, f"{y_label} by {x_label}: {', '.join(curves)}")
+
+
+def _draw_grid(axis: Axis, label: str) -> list[Element]:
+    parts = []
+    for tick in axis.ticks:
+        top = TOP + PLOT_HEIGHT * (1 - axis.place(tick))
+        parts.append(make("line", x1=LEFT, x2=LEFT + PLOT_WIDTH, y1=f"{top:.1f}", y2=f"{top:.1f}", **GRID))
+        parts.append(make("text", f"{tick:.10g}", x=LEFT - 6, y=f"{top + 4:.1f}", text_anchor="end"))
+    middle = TOP + PLOT_HEIGHT / 2
+    parts.append(
+        make("text", label, transform=f"rotate(-90 12 {middle:g})", x=12, y=middle, text_anchor="middle")
+    )
+    return parts
+
+
+GRID = {"stroke": "#dadce0", "stroke_width": 1}
+
+
+def _draw_ticks(columns: Sequence[float], labels: Sequence[str], label: str) -> list[Element]:
+    below = TOP + PLOT_HEIGHT
+    parts = [
+        make("text", text, x=f"{at:.1f}", y=below + 16, text_anchor="middle")
+        for at, text in zip(columns, labels, strict=True)
+    ]
+    return [*parts, make("text", label, x=LEFT + PLOT_WIDTH / 2, y=below + 34, text_anchor="middle")]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A value with what is written beside it; `other` is a second one to compare it with."""
+
+    name: str
+    value: float
+    label: str
+    other: float | None = None
+
+
+def draw_bars(bars: Sequence[Bar], *, title: str) -> Element:
+    """One below the other from zero; `other` is a thin outline around where it would end."""
+    longest = max([*(bar.value for bar in bars), *(bar.other or 0.0 for bar in bars)]) or 1.0
+    plot = LEFT + PLOT_WIDTH + LEGEND_WIDTH - NAME_PX - VALUE_PX + 60
+    parts = []
+    for number, bar in enumerate(bars):
+        top = 4 + number * (BAR_PX + 8)
+        parts.append(make("text", bar.name, x=NAME_PX - 8, y=top + 13, text_anchor="end"))
+        length = plot * bar.value / longest
+        parts.append(make("rect", x=NAME_PX, y=top, width=f"{length:.1f}", height=BAR_PX, fill=COLOURS[0]))
+        if bar.other is not None:
+            reach = f"{plot * bar.other / longest:.1f}"
+            outline = {"fill": "none", "stroke": COLOURS[1], "stroke_width": 2}
+            parts.append(make("rect", x=NAME_PX, y=top - 2, width=reach, height=BAR_PX + 4, **outline))
+        end = NAME_PX + plot * max(bar.value, bar.other or 0.0) / longest
+        parts.append(make("text", bar.label, x=f"{end + 6:.1f}", y=top + 13))
+    height = 8 + len(bars) * (BAR_PX + 8)
+    return _make_svg(parts, NAME_PX + plot + VALUE_PX, height, title)
+
+
+def _make_svg(parts: Sequence[Element], width: float, height: float, title: str) -> Element:
+    box = f"0 0 {width:g} {height:g}"
+    sizes = {"viewBox": box, "width": f"{width:g}", "height": f"{height:g}"}
+    return make("svg", make("title", title), *parts, role="img", **sizes)
