@@ -26,6 +26,15 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
     ] = None,
+    encoder_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Processes that describe queries; by default as the cores say.")
+    ] = None,
+    encoder_threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each; by default as the cores say.")
+    ] = None,
+    max_wait_s: Annotated[
+        float | None, typer.Option(help="Who would wait longer for a turn gets 429 at once; 4 by default.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
     allow_origin: Annotated[
         list[str] | None,
@@ -63,6 +72,12 @@ def serve(
         "access_log": access_log,
         "on_ready": report,
     }
+    chosen = {
+        "encoder_replicas": encoder_replicas,
+        "encoder_threads": encoder_threads,
+        "max_wait_s": max_wait_s,
+    }
+    options |= {name: value for name, value in chosen.items() if value is not None}
     if local:
         from ckn_scale.serving.local import serve_local
 

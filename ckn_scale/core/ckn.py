@@ -6,6 +6,7 @@ allocated once: a layer serves groups of one size, in one thread."""
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Iterator
@@ -118,6 +119,12 @@ class CknEncoder:
         self.out = like.new_zeros(batch_size, ckn.dim)
         self._lock = threading.Lock()
 
+    def duplicate(self) -> CknEncoder:
+        """One that shares the weights and has buffers of its own, for another thread."""
+        twin = copy.copy(self)
+        twin.first, twin.out, twin._lock = self.first.duplicate(), self.out.clone(), threading.Lock()
+        return twin
+
     def encode_group(self, patches: np.ndarray, *, last_factor: bool = True) -> Tensor:
         """`group` patches → maps (B, side, side, filters) of the last layer."""
         maps = self.first(patches, apply_factor=last_factor or bool(self.deep))
@@ -183,6 +190,9 @@ class FirstLayer:
         self.squares = self.features[:, :-2]  # written before the features themselves
         if like.dtype != torch.float32:
             self.squares = torch.empty_like(self.squares, dtype=torch.float32)
+
+    def duplicate(self) -> FirstLayer:
+        return copy.deepcopy(self)
 
     def __call__(self, patches: np.ndarray, apply_factor: bool = True) -> Tensor:
         """uint8 (group, S, S, 3) → pooled maps."""
@@ -303,6 +313,9 @@ class TabulatedOrientations:
         self.differences = np.empty((2, group, side, side), np.int16)
         self.entries = np.empty((group, side, side), np.int64)
         self.maps = np.empty((group, side, side, layer.spec.num_filters), np.float32)
+
+    def duplicate(self) -> TabulatedOrientations:
+        return copy.deepcopy(self, {id(self.table): self.table})  # the table is large, and only read
 
     def __call__(self, patches: np.ndarray, apply_factor: bool = True) -> Tensor:
         """uint8 (group, S, S, 3) → pooled maps."""

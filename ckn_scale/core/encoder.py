@@ -9,6 +9,7 @@ the Hamming distance of two codes under one word estimates their angle."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -91,12 +92,14 @@ class Channel:
     def name(self) -> str:
         return self.descriptor.ckn.spec.channel
 
-    def describe(self, prepared: Sequence[PreparedImage], *, with_points: bool) -> DescribedPatches:
+    def describe(
+        self, prepared: Sequence[PreparedImage], *, with_points: bool, executor: Executor | None = None
+    ) -> DescribedPatches:
         """Patches of all images share batches; each goes through the network once, if anything needs it."""
         others = [self.points] if with_points and self.points is not None else []
         patches = [one.patches[: None if others else self.max_points] for one in prepared]
         borders = np.cumsum([len(one) for one in patches])[:-1]
-        described = self.descriptor.describe_with(np.concatenate(patches), others)
+        described = self.descriptor.describe_with(np.concatenate(patches), others, executor)
         rows, *points = [np.split(one, borders) for one in described]
         return DescribedPatches([one[: self.max_points] for one in rows], points[0] if points else [])
 
@@ -110,6 +113,9 @@ class ImageEncoder:
     intra_normalise: bool
     reduction: Reduction | None  # none: the VLAD is the vector
     points: PointModel | None = None  # none: an image has a vector only
+    device: str = "cpu"
+    threads: int = 1  # of torch and others, as its bytes were made
+    executor: Executor | None = None  # whose threads take batches beside each other: the same bytes, sooner
 
     @staticmethod
     def from_parts(parts: Mapping[str, ModelPart], *, with_reduction: bool = True) -> ImageEncoder:
@@ -133,7 +139,15 @@ class ImageEncoder:
             projector = None if projection is None else descriptor.fold(projection)
             channels.append(Channel(descriptor, words, weight, limit, projector))
         reduction = load_reduction(parts["reduction"]) if with_reduction else None
-        return ImageEncoder(preprocessor, tuple(channels), metadata["intra_normalise"], reduction, points)
+        return ImageEncoder(
+            preprocessor,
+            tuple(channels),
+            metadata["intra_normalise"],
+            reduction,
+            points,
+            metadata["numerics"]["device"],
+            int(metadata["numerics"].get("threads", 1)),
+        )
 
     @property
     def dim(self) -> int:
@@ -165,7 +179,9 @@ class ImageEncoder:
         if not prepared:
             return []
         matched = self.points.projections if self.points is not None and with_points else ()
-        described = [one.describe(prepared, with_points=bool(matched)) for one in self.channels]
+        described = [
+            one.describe(prepared, with_points=bool(matched), executor=self.executor) for one in self.channels
+        ]
         by_name = {one.name: rows.points for one, rows in zip(self.channels, described, strict=True)}
         return [
             self._finish(

@@ -24,9 +24,10 @@ from ckn_scale.errors import InputError
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit
 from ckn_scale.serving.gate import RequestGate
-from ckn_scale.serving.limits import ApiError, BodyReader, Places, error_response
+from ckn_scale.serving.limits import ApiError, BodyReader, error_response
 from ckn_scale.serving.metrics import Exporter
 from ckn_scale.serving.observers import watch_requests
+from ckn_scale.serving.queue import SearchQueue
 from ckn_scale.serving.request_record import note_answer
 from ckn_scale.serving.router import Box, SearchAnswer, SearchRouter
 
@@ -119,7 +120,7 @@ def make_api(router: SearchRouter, exporters: Sequence[Exporter] = ()) -> Reques
 
 
 def _add_routes(app: FastAPI, router: SearchRouter) -> None:
-    bodies, places = BodyReader(router.settings), Places(router.settings.max_in_flight)
+    bodies, queue = BodyReader(router.settings), SearchQueue(router.settings)
 
     @app.post(
         "/v1/search",
@@ -130,9 +131,9 @@ def _add_routes(app: FastAPI, router: SearchRouter) -> None:
     async def search(request: Request) -> SearchResponse:
         started = time.perf_counter()
         _check_is_json(request)
-        places.check_free()  # before a body travels in vain
+        queue.check_free()  # before a body travels in vain
         body = await bodies.read(request.receive, request.headers.get("content-length"))
-        with places.take():
+        with queue.take() as turn:
             # A body of 16 MiB takes tens of milliseconds to parse: not on the event loop.
             query, image = await asyncio.to_thread(parse_search, body, router.settings.max_k)
             answer = await router.search(
@@ -143,6 +144,7 @@ def _add_routes(app: FastAPI, router: SearchRouter) -> None:
                 verify=query.verify,
                 wanted=_parse_filter(query.filter),
             )
+            turn.is_typical = not answer.partial
         return _make_response(answer, total_ms=1e3 * (time.perf_counter() - started))
 
     @app.get("/v1/images/{image_id}/thumbnail", responses=_errors("4XX", 503), response_class=Response)

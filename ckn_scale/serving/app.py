@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 APPLICATION = "ckn_scale"
+THREADS_PER_ENCODER = 4  # more, and they wait for each other
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -65,9 +66,8 @@ def serve_run(
     check_port(host, port)
     local = {} if ray_address else local_resources()
     groups = min(shard_groups, max(1, num_shards))
-    checked, made_key = resolve_access(
-        host, api_keys, {"run_url": run_url, "shard_groups": groups, **local, **settings}, insecure=insecure
-    )
+    values = {"run_url": run_url, "shard_groups": groups, **local, **settings}
+    checked, made_key = resolve_access(host, api_keys, values, insecure=insecure)
     with _running(checked, host, port, ray_address):
         if on_ready is not None:
             on_ready(Serving(make_url(host, port), version, made_key))
@@ -154,10 +154,19 @@ def _check_settings(values: Mapping[str, Any]) -> ServeSettings:
         raise SettingsError(f"serving setting {where}: {first['msg']}, got {first['input']!r}") from None
 
 
-def local_resources() -> dict[str, Any]:
-    """Deployments on one machine share its cores: Ray counts none, the thread counts are what is set."""
-    spare = max(1, (os.cpu_count() or 1) - 1)
-    return {"ingress_cpus": 0, "encoder_cpus": 0, "shard_cpus": 0, "encoder_threads": min(4, spare)}
+def local_resources(num_cores: int | None = None) -> dict[str, Any]:
+    """Defaults for one machine: its cores are shared, so Ray counts none, and the threads are what is set."""
+    cores = num_cores or len(os.sched_getaffinity(0))
+    replicas = -(-cores // THREADS_PER_ENCODER)
+    return {
+        "ingress_cpus": 0,
+        "encoder_cpus": 0,
+        "shard_cpus": 0,
+        "encoder_replicas": replicas,
+        "encoder_threads": -(-cores // replicas),
+        "query_processes": max(2, -(-cores // replicas) // 2),
+        "shard_threads": cores,
+    }
 
 
 @contextlib.contextmanager

@@ -122,7 +122,10 @@ def bind_application(settings: ServeSettings) -> serve.Application:
         name="encoder",
         num_replicas=settings.encoder_replicas,
         max_ongoing_requests=in_flight + 1,
-        ray_actor_options={"num_cpus": settings.encoder_cpus, "num_gpus": settings.encoder_gpus},
+        ray_actor_options={
+            "num_cpus": _choose(settings.encoder_cpus, settings.encoder_threads),
+            "num_gpus": settings.encoder_gpus,
+        },
         **HEALTH,
     ).bind(settings)
     groups = [_bind_group(settings, group, in_flight) for group in range(settings.shard_groups)]
@@ -145,6 +148,10 @@ def _bind_group(settings: ServeSettings, group: int, in_flight: int) -> serve.Ap
         name=f"shards-{group}",
         num_replicas=settings.shard_replicas,
         max_ongoing_requests=in_flight + OTHER_REQUESTS,
-        ray_actor_options={"num_cpus": settings.shard_cpus},
+        ray_actor_options={"num_cpus": _choose(settings.shard_cpus, settings.shard_threads)},
         **HEALTH,
     ).bind(settings, group)
+
+
+def _choose(cpus: float | None, threads: int) -> float:
+    return threads if cpus is None else cpus

@@ -1,6 +1,6 @@
 """What the server takes from strangers: headers, bodies and searches, each within limits.
 
-`BodyReader` bounds size, time and rate of bodies, `Places` the searches under way, `RateLimiter` what a key
+`BodyReader` bounds size, time and rate of bodies, `RateLimiter` what a key
 asks in a time. `end_slow_headers` is a deadline for a request's headers, which
 neither uvicorn nor Ray Serve has. It belongs into the process that listens, Serve's proxy, which calls
 what is named in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH when it starts. With HAProxy in front
@@ -10,10 +10,9 @@ what is named in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH when it starts. With
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,28 +51,6 @@ class ApiError(Exception):
 def error_response(error: ApiError) -> JSONResponse:
     note_error(error.body["code"])
     return JSONResponse({"error": error.body}, status_code=error.status, headers=error.headers)
-
-
-class Places:
-    """How many searches may be under way. A place is taken when the body is there: slow senders hold none."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._taken = 0
-
-    def check_free(self) -> None:
-        if self._taken >= self._count:
-            message = f"{self._taken} searches are under way, which is the limit: try again in a second"
-            raise too_busy(message)
-
-    @contextlib.contextmanager
-    def take(self) -> Iterator[None]:
-        self.check_free()
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
 
 
 class BodyReader:

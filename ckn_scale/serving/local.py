@@ -46,6 +46,9 @@ def serve_local(
     version, num_shards = check_run(run_url)
     groups = min(shard_groups, max(1, num_shards))
     values = {"run_url": run_url, "shard_groups": groups, **local_resources(), **settings}
+    if values["encoder_replicas"] > 1:  # which are processes elsewhere: here threads do as much
+        values["encoder_threads"] *= values["encoder_replicas"]
+        values["encoder_replicas"] = 1
     checked, made_key = resolve_access(host, api_keys, values, insecure=insecure)
     with answering(checked, host, port) as url:
         if on_ready is not None:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.evidence import (
-    Query,
     RankedCandidate,
     add_evidence,
     make_query,
@@ -31,15 +30,17 @@ from ckn_scale.search.evidence import (
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
+from ckn_scale.serving.batching import Batcher
 from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import Readiness, ResidentVersions
 from ckn_scale.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from ckn_scale.core.encoder import ImageEncoder
+    from ckn_scale.core.encoder import EncodedImage, ImageEncoder
 
 Result = TypeVar("Result")
+GPU_BATCH = 8  # queries that wait for a GPU and are described together
 
 
 class EncoderReplica:
@@ -51,16 +52,23 @@ class EncoderReplica:
         self._name = secrets.token_hex(8)
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
-        set_compute_threads(settings.encoder_threads)
-        # One thread computes: torch's own threads share the cores, and a second query waits its turn.
-        self._pool = ThreadPoolExecutor(1, "encode")
         # Files of strangers are decoded where a hostile one can be killed, while others go on beside it.
         self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
         self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
         for _ in range(settings.query_processes):
             self._preparing.submit(self._start_child)
+        # The batches of all queries go through these threads; each computes as the run did.
+        self._batches = ThreadPoolExecutor(settings.encoder_threads, "batches")
         self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
-        self._encoders.load_now(latest_version_number(self._run))
+        self._encoders.load_now(version := latest_version_number(self._run))
+        encoder = self._encoders.get(version).encoder
+        set_compute_threads(encoder.threads)
+        self._queries: Batcher[LoadedEncoder, PreparedImage, EncodedImage] = Batcher(
+            self._encode,
+            num_threads=settings.encoder_threads,
+            max_items=settings.encoder_batch or (1 if encoder.device == "cpu" else GPU_BATCH),
+            name="encode",
+        )
 
     def _start_child(self) -> None:
         """Beside the loading of models; one that does not start is started by its first query."""
@@ -71,12 +79,17 @@ class EncoderReplica:
             self._children.put(child)
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        encoder, loop = self._encoders.get(version).encoder, asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._preparing, self._prepare, encoder.preprocessor, data, box)
+        loaded, loop = self._encoders.get(version), asyncio.get_running_loop()
+        preprocessor = loaded.encoder.preprocessor
+        prepared = await loop.run_in_executor(self._preparing, self._prepare, preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
-        query = await loop.run_in_executor(self._pool, _encode, encoder, prepared, box)
+        encoded = await asyncio.wrap_future(self._queries.submit(loaded, prepared))
+        query = await loop.run_in_executor(self._batches, make_query, encoded, loaded.encoder, box)
         return Encoded(query.vector, query.points)
+
+    def _encode(self, loaded: LoadedEncoder, prepared: Sequence[PreparedImage]) -> list[EncodedImage]:
+        return loaded.encoder.encode_prepared(prepared)
 
     def _prepare(
         self, preprocessor: Preprocessor, data: bytes, box: Box | None
@@ -91,7 +104,8 @@ class EncoderReplica:
     def close(self) -> None:
         """End its processes, where the process that holds it goes on."""
         self._preparing.shutdown(cancel_futures=True)
-        self._pool.shutdown(cancel_futures=True)
+        self._queries.close()
+        self._batches.shutdown(cancel_futures=True)
         while not self._children.empty():
             self._children.get().kill()
 
@@ -111,6 +125,8 @@ class EncoderReplica:
             if held.models == manifest.models:  # most versions share their models: one copy serves both
                 return held
         encoder = load_encoder(self._run.store, manifest, device=self._settings.device)
+        if self._settings.encoder_threads > 1 and encoder.device == "cpu":
+            encoder = replace(encoder, executor=self._batches)
         return LoadedEncoder(manifest.models, encoder)
 
 
@@ -173,10 +189,6 @@ class ShardReplica:
         return ShardGroup(self._run.store, manifest, shard_ids)
 
 
-def _encode(encoder: ImageEncoder, prepared: PreparedImage, box: Box | None) -> Query:
-    return make_query(encoder.encode_prepared([prepared])[0], encoder, box)
-
-
 def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None) -> Found | BadFilter:
     try:
         allowed = None if wanted is None else shards.allow(wanted)
@@ -186,7 +198,7 @@ def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None)
     return similarity[0][ids[0] != NO_ID], ids[0][ids[0] != NO_ID]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedEncoder:
     models: Mapping[str, Any]  # what it was made of, as the manifest names it
     encoder: ImageEncoder

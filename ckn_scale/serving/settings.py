@@ -33,7 +33,8 @@ class ServeSettings(BaseModel):
     body_timeout_s: float = Field(default=30.0, gt=0)
     body_grace_s: float = Field(default=5.0, gt=0)  # after which a body must keep a least rate
     max_bodies: int = Field(default=32, ge=1)  # arriving at once, per ingress replica; the slowest give way
-    max_in_flight: int = Field(default=16, ge=1)  # searches per ingress replica; more get 429
+    max_in_flight: int = Field(default=64, ge=1)  # searches per ingress replica; more get 429
+    max_wait_s: float = Field(default=4.0, gt=0)  # who would wait longer for a turn gets 429 at once
     require_keys: bool = True
     keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; empty: any
@@ -46,15 +47,18 @@ class ServeSettings(BaseModel):
     # Resources: they never change an answer
     device: str | None = None  # None: the device the run was encoded on
     query_processes: int = Field(default=2, ge=1)  # per encoder: images of queries decoded beside each other
-    encoder_threads: int = Field(default=1, ge=1)
+    encoder_threads: int = Field(default=1, ge=1)  # per replica: queries, or parts of one, beside each other
+    encoder_batch: int | None = Field(
+        default=None, ge=1
+    )  # waiting queries described together; None: by device
     shard_threads: int = Field(default=1, ge=1)
     ingress_replicas: int = Field(default=1, ge=1)
     encoder_replicas: int = Field(default=1, ge=1)
     shard_replicas: int = Field(default=1, ge=1)
     ingress_cpus: float = Field(default=1.0, ge=0)
-    encoder_cpus: float = Field(default=1.0, ge=0)
+    encoder_cpus: float | None = Field(default=None, ge=0)  # None: as many as its threads
     encoder_gpus: float = Field(default=0.0, ge=0)
-    shard_cpus: float = Field(default=1.0, ge=0)
+    shard_cpus: float | None = Field(default=None, ge=0)
 
     @field_validator("allowed_origins")
     @classmethod

@@ -12,7 +12,9 @@ from PIL import Image
 from running_server import query_view
 from synthetic_index import publish_synthetic, random_units
 
+from ckn_scale.search.engine import open_index
 from ckn_scale.search.versions import latest_version_number
+from ckn_scale.serving.app import local_resources
 from ckn_scale.serving.replicas import EncoderReplica
 from ckn_scale.serving.router import Encoded, Rejected
 from ckn_scale.serving.settings import ServeSettings
@@ -31,7 +33,9 @@ def slow_image() -> bytes:
 
 @pytest.fixture
 def replica(photo_run):
-    return EncoderReplica(ServeSettings(run_url=str(photo_run), query_timeout_s=2.0))
+    replica = EncoderReplica(ServeSettings(run_url=str(photo_run), query_timeout_s=2.0))
+    yield replica
+    replica.close()
 
 
 @pytest.fixture
@@ -67,3 +71,29 @@ def test_a_version_is_described_by_its_living_rows(tmp_path):
     assert (sum(described.group_rows), described.rows) == (7, 7)
     alone = describe_version(index.run, index.version, 3)
     assert sorted(alone.group_rows) == [0, 3, 4], "one shard has none left, and its group is not asked"
+
+
+@pytest.mark.parametrize("resources", [{"encoder_threads": 2}, {"encoder_threads": 2, "encoder_batch": 4}])
+def test_company_and_threads_do_not_change_a_byte(photo_run, version, resources):
+    images = [query_view(name) for name in ("coffee", "astronaut", "chelsea")] * 2
+    index = open_index(photo_run)
+    alone = [index.encode_query(image) for image in images]
+
+    async def ask_at_once() -> list[Encoded | Rejected]:
+        return await asyncio.gather(*(replica.encode(version, image, None) for image in images))
+
+    replica = EncoderReplica(ServeSettings(run_url=str(photo_run), query_processes=1, **resources))
+    together = asyncio.run(ask_at_once())
+    replica.close()
+    for one, expected in zip(together, alone, strict=True):
+        assert one.vector.tobytes() == expected.vector.tobytes()
+        assert one.points.codes.tobytes() == expected.points.codes.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "threads"), [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (5, 2, 3)]
+)
+def test_encoders_follow_the_cores(cores, replicas, threads):
+    chosen = local_resources(cores)
+    assert (chosen["encoder_replicas"], chosen["encoder_threads"]) == (replicas, threads)
+    assert chosen["shard_threads"] == cores

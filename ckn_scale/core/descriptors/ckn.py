@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +43,8 @@ class CknDescriptor:
     ) -> None:
         self.ckn, self.projection = ckn, projection
         self._encoder = CknEncoder(ckn, batch_size=batch_size, device=device, dtype=parse_dtype(dtype))
+        self._idle: SimpleQueue[CknEncoder] = SimpleQueue()
+        self._idle.put(self._encoder)
         self._factor = find_folded_factor(ckn)
         self._projector = self.fold(projection)
 
@@ -65,20 +69,42 @@ class CknDescriptor:
         """uint8 (N, S, S, 3) → float32 (N, dim), unit rows; blank patches give zeros."""
         return self.describe_with(patches, ())[0]
 
-    def describe_with(self, patches: np.ndarray, others: Sequence[Projector]) -> list[np.ndarray]:
-        """The same, and then by each of the other projections: a patch goes through the network once."""
+    def describe_with(
+        self, patches: np.ndarray, others: Sequence[Projector], executor: Executor | None = None
+    ) -> list[np.ndarray]:
+        """The same, and then by each of the other projections: a patch goes through the network once.
+
+        Batches go one after the other, or beside each other in the threads of `executor`: the same bytes.
+        """
         check_patches(patches, self.ckn)
         projectors = [self._projector, *others]
         outs = [np.empty((len(patches), len(one.matrix)), np.float32) for one in projectors]
-        for start, batch in pad_batches(patches, self._encoder.batch_size):
+
+        def describe_batch(numbered: tuple[int, np.ndarray]) -> None:
+            start, batch = numbered
             count = min(len(batch), len(patches) - start)
             with torch.inference_mode():
-                pooled = self._encoder.encode_batch(batch, last_factor=self._factor is None, count=count)
+                pooled = self._encode_batch(batch, count)
                 norms = self._measure(pooled)
                 for out, (matrix, offset) in zip(outs, projectors, strict=True):
                     projected = project_rows(pooled, matrix, offset, norms)
                     out[start : start + count] = projected[:count].cpu().numpy()
+
+        batches = pad_batches(patches, self._encoder.batch_size)
+        for _ in map(describe_batch, batches) if executor is None else executor.map(describe_batch, batches):
+            pass
         return outs
+
+    def _encode_batch(self, batch: np.ndarray, count: int) -> Tensor:
+        """By an encoder that is idle: each has the buffers for one batch."""
+        try:
+            encoder = self._idle.get_nowait()
+        except Empty:
+            encoder = self._encoder.duplicate()
+        try:
+            return encoder.encode_batch(batch, last_factor=self._factor is None, count=count)
+        finally:
+            self._idle.put(encoder)
 
     def _measure(self, pooled: Tensor) -> Tensor:
         """Lengths of descriptors before the projection."""

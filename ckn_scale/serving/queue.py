@@ -1,0 +1,102 @@
+"""The searches under way, bounded by their number and by the time that one more would wait.
+
+What it would wait follows from how the last ones ended: while there are enough of them to keep all threads
+busy, by the time from one end to the next; while there are fewer, by the time of each, which threads share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.settings import ServeSettings
+
+SEARCHES_REMEMBERED = 32
+
+
+@dataclass
+class Turn:
+    """One request's time in the queue."""
+
+    is_typical: bool = True  # false: it waited for what others will not wait for, such as a group that hangs
+
+
+class SearchQueue:
+    """Who is let in, who is asked to come back, and when."""
+
+    def __init__(self, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_searches = settings.max_in_flight
+        self._max_wait_s = settings.max_wait_s
+        self._num_threads = settings.encoder_replicas * settings.encoder_threads / settings.ingress_replicas
+        self._clock = clock
+        self._under_way = 0
+        self._company_s = 0.0  # searches under way, summed over time until _changed_at
+        self._changed_at = clock()
+        self._last_end_s = -math.inf
+        self._intervals_s: deque[float] = deque(maxlen=SEARCHES_REMEMBERED)
+
+    @property
+    def under_way(self) -> int:
+        return self._under_way
+
+    @property
+    def interval_s(self) -> float:
+        """From one search's end to the next one's, when there are enough of them."""
+        return statistics.fmean(self._intervals_s) if self._intervals_s else 0.0
+
+    def estimate_wait_s(self, searches: int = 1) -> float:
+        """How long the last of so many more would wait for its turn; 0 until something was measured."""
+        return self.interval_s * max(0.0, self._under_way + searches - self._num_threads)
+
+    def check_free(self, searches: int = 1) -> None:
+        """ApiError 429, with the seconds after which there should be room, when there is none now."""
+        if not self._under_way:
+            return  # whatever was slow before, and however many come at once
+        wait_s, excess = self.estimate_wait_s(searches), self._under_way + searches - self._max_searches
+        if wait_s > self._max_wait_s:
+            message = f"searches are waiting, and one more would wait for {wait_s:.1f} s"
+            raise _come_back(message, wait_s - self._max_wait_s)
+        if excess > 0:
+            message = f"{self._under_way} searches are under way, which is the limit"
+            raise _come_back(message, excess * self.interval_s)
+
+    @contextlib.contextmanager
+    def take(self, searches: int = 1) -> Iterator[Turn]:
+        """A turn for so many searches; one that fails says nothing of the time that they take."""
+        self.check_free(searches)
+        self._change(searches)
+        turn, began_s, company_s, ended_well = Turn(), self._changed_at, self._company_s, False
+        try:
+            yield turn
+            ended_well = True
+        finally:
+            self._change(-searches)
+            if ended_well and turn.is_typical:
+                self._note(began_s, self._company_s - company_s, searches)
+            self._last_end_s = self._changed_at
+
+    def _note(self, began_s: float, company_s: float, searches: int) -> None:
+        spent_s = self._changed_at - began_s
+        if company_s < self._num_threads * spent_s:
+            interval_s = spent_s / self._num_threads
+        else:
+            interval_s = self._changed_at - max(began_s, self._last_end_s)
+        self._intervals_s.append(interval_s / searches)
+
+    def _change(self, searches: int) -> None:
+        now = self._clock()
+        self._company_s += self._under_way * (now - self._changed_at)
+        self._changed_at = now
+        self._under_way += searches
+
+
+def _come_back(message: str, after_s: float) -> ApiError:
+    seconds = max(1, math.ceil(after_s))
+    error = ApiError(429, "too_busy", f"{message}: try again in {seconds} s", retry_after_s=seconds)
+    return error.with_headers({"retry-after": str(seconds)})
