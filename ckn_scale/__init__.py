@@ -3,6 +3,7 @@
     report = ckn_scale.index("photos/", "run/")
     index = ckn_scale.open_index("run/")
     hits = index.search("query.jpg", k=5)
+    hits = ckn_scale.Client("http://host:8000", key="…").search("query.jpg", k=5)
 
 Importing the package imports neither torch nor Ray; what is asked of it does, when it is asked.
 """
@@ -14,26 +15,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckn_scale.api import index
+    from ckn_scale.client import AsyncClient, Client
     from ckn_scale.config import Settings, load_settings
     from ckn_scale.errors import (
+        AccessDenied,
         CknScaleError,
         CorruptData,
         ImageRejected,
         InputError,
         MissingDependency,
+        NotFound,
         RunFailed,
         RunMismatch,
+        ServerBusy,
+        ServerError,
+        ServerUnreachable,
         SettingsError,
         TransientStoreError,
         UnsupportedStore,
     )
     from ckn_scale.pipeline import IndexReport
     from ckn_scale.search.engine import Index, open_index
-    from ckn_scale.search.shard import Hit
+    from ckn_scale.search.hits import Hit
 
 __version__ = "0.1.0"
 __all__ = [
+    "AccessDenied",
+    "AsyncClient",
     "CknScaleError",
+    "Client",
     "CorruptData",
     "Hit",
     "ImageRejected",
@@ -41,8 +51,12 @@ __all__ = [
     "IndexReport",
     "InputError",
     "MissingDependency",
+    "NotFound",
     "RunFailed",
     "RunMismatch",
+    "ServerBusy",
+    "ServerError",
+    "ServerUnreachable",
     "Settings",
     "SettingsError",
     "TransientStoreError",
@@ -60,7 +74,9 @@ _HOMES = {
     "IndexReport": "ckn_scale.pipeline",
     "Index": "ckn_scale.search.engine",
     "open_index": "ckn_scale.search.engine",
-    "Hit": "ckn_scale.search.shard",
+    "Hit": "ckn_scale.search.hits",
+    "AsyncClient": "ckn_scale.client",
+    "Client": "ckn_scale.client",
 }
 
 

@@ -5,11 +5,16 @@ CknScaleError               exit code 1
 │   ├── SettingsError       a preset, key or value
 │   ├── RunMismatch         the run folder holds other settings, another format or numerics class
 │   ├── UnsupportedStore    the store cannot keep the promises a run folder needs
-│   └── MissingDependency   an optional package or a device is needed, and the sentence says which
+│   ├── MissingDependency   an optional package or a device is needed, and the sentence says which
+│   ├── AccessDenied        a server wants a key, or another one
+│   └── NotFound            a server has no such image or version
 ├── ImageRejected           one image cannot be used; becomes a row with `state` and `reason`
 ├── CorruptData             bytes are not the ones that were recorded (sha256, rows, form)
 ├── TransientStoreError     the store failed in a way that may pass; retried, then fails the shard
-└── RunFailed               a run ended with shards undone or a gate not passed
+├── RunFailed               a run ended with shards undone or a gate not passed
+└── ServerError             a server did not answer as it should; has its `status` and `code`
+    ├── ServerBusy          it has too much to do, or parts of it are missing; `retry_after_s`
+    └── ServerUnreachable   nobody answered, or not in time
 
 Some modules derive an error of their own from these, to catch it by itself: BrokenContainer,
 NotRegularFile and UnusableImage are InputErrors, NotLoaded is a CknScaleError.
@@ -46,6 +51,14 @@ class MissingDependency(InputError):
     """An optional package or a device is needed; the sentence says which."""
 
 
+class AccessDenied(InputError):
+    """A server wants a key, or one that is for what was asked."""
+
+
+class NotFound(InputError):
+    """A server has no such image, or does not hold the version."""
+
+
 class ImageRejected(CknScaleError):
     """One image cannot be used. `state` is one of `schemas.IMAGE_STATES`."""
 
@@ -68,3 +81,23 @@ class TransientStoreError(CknScaleError):
 
 class RunFailed(CknScaleError):
     """A run ended with shards undone or a gate not passed. Exit code 1."""
+
+
+class ServerError(CknScaleError):
+    """A server did not answer as it should. `request_id` is what its log calls the request."""
+
+    def __init__(self, message: str, *, status: int = 0, code: str = "", request_id: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+
+
+class ServerBusy(ServerError):
+    """The server has too much to do, or parts of it are missing; `retry_after_s` where it says when."""
+
+    retry_after_s: float | None = None
+
+
+class ServerUnreachable(ServerError):
+    """Nobody answered, or not in time."""

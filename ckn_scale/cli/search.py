@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from ckn_scale.cli.options import AsJson, Run
+from ckn_scale.cli.options import AsJson
 from ckn_scale.cli.output import announce, print_json
 from ckn_scale.errors import ImageRejected, InputError
 
 if TYPE_CHECKING:
-    from ckn_scale.search.engine import Index
+    from ckn_scale.client import Answer, Client
+    from ckn_scale.search.engine import Expansion, Index
+
+KEY_VARIABLE = "CKN_SCALE_API_KEY"
+RunOrServer = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run folder, or a server: http://host:8000.")
+]
 
 
 def search(
-    run: Run,
+    run: RunOrServer,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Query images: paths or URIs.")],
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Hits per query.")] = 10,
     box: Annotated[
@@ -46,6 +55,9 @@ def search(
     version: Annotated[
         int | None, typer.Option(help="A published version; the current one by default.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="For a server: a file with its key; else $CKN_SCALE_API_KEY.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The indexed images that show the same thing as the given ones, or that nothing does.
@@ -54,23 +66,32 @@ def search(
     ckn-scale search run/ photo.jpg -k 5
     ckn-scale search run/ photo.jpg --box 120,80,360,300
     ckn-scale search run/ photo.jpg --expand -k 100
+    ckn-scale search http://host:8000 photo.jpg -k 5
     ckn-scale search run/ photo.jpg --filter 'year>=2020' --filter 'uri^=s3://bucket/2020/'
     """
     corners = None if box is None else parse_box(box, len(images))
-    announce(f"opening {run}", quiet=as_json)
-    from ckn_scale.search.engine import open_index
-
-    opened = open_index(run, version)
-    expansion = "discriminative" if discriminative else expand
+    expansion: Expansion = "discriminative" if discriminative else expand
     options = {"verify": verify, "expand": expansion, "filter": filters or None}
-    results = _search_all(opened, images, k, corners, options)
-    if as_json:
-        decision = {"min_inliers": opened.calibration.min_inliers} if opened.can_verify else {}
-        print_json({"version": opened.version, "results": results, **decision})
+    if is_server(run):
+        found = _ask_server(run, api_key_file, images, k, corners, {**options, "version": version})
+    elif api_key_file is not None:
+        raise InputError(f"--api-key-file is for a server, http://host:port, and {run} is a run folder")
     else:
-        _print_results(results, opened)
-    if any("error" in result for result in results):
+        announce(f"opening {run}", quiet=as_json)
+        from ckn_scale.search.engine import open_index
+
+        found = _search_run(open_index(run, version), images, k, corners, options)
+    if as_json:
+        decision = {} if found.decision is None else {"min_inliers": found.decision.min_inliers}
+        print_json({"version": found.version, "results": found.results, **decision})
+    else:
+        _print_results(found)
+    if any("error" in result for result in found.results):
         raise typer.Exit(1)
+
+
+def is_server(run: str) -> bool:
+    return run.startswith(("http://", "https://"))
 
 
 def parse_box(text: str, num_images: int) -> list[float]:
@@ -87,14 +108,26 @@ def parse_box(text: str, num_images: int) -> list[float]:
     return box
 
 
-def _search_all(
-    index: Index,
-    images: list[str],
-    k: int,
-    box: list[float] | None,
-    options: dict[str, Any],
-) -> list[dict[str, Any]]:
-    """One result per image in their order; all that can be used are searched for together."""
+@dataclass
+class Found:
+    """One result per image in their order, from a run or a server."""
+
+    version: int | None
+    results: list[dict[str, Any]]
+    decision: Decision | None  # what makes a hit a match, where hits can be verified
+
+
+class Decision(Protocol):
+    @property
+    def min_inliers(self) -> int: ...
+    @property
+    def false_alarm_rate(self) -> float: ...
+
+
+def _search_run(
+    index: Index, images: list[str], k: int, box: list[float] | None, options: dict[str, Any]
+) -> Found:
+    """All images that can be used are searched for together."""
     results: list[dict[str, Any]] = []
     queries = []
     for image in images:
@@ -110,16 +143,72 @@ def _search_all(
         result["hits"] = [hit.to_form() for hit in answer]
         if answer.found is not None:
             result["found"] = answer.found
-    return results
+    return Found(index.version, results, index.calibration if index.can_verify else None)
 
 
-def _print_results(results: list[dict[str, Any]], index: Index) -> None:
-    for result in results:
+def _ask_server(
+    url: str,
+    api_key_file: Path | None,
+    images: list[str],
+    k: int,
+    box: list[float] | None,
+    options: dict[str, Any],
+) -> Found:
+    from ckn_scale.client import Answer, Client
+
+    found = Found(None, [], None)
+    with Client(url, key=read_key(api_key_file)) as client:
+        answers = [_search_one(client, image, k, box, options) for image in images]
+    for image, answer in zip(images, answers, strict=True):
+        if isinstance(answer, Answer):
+            found.results.append(_describe_answer(image, answer))
+            found.version, found.decision = answer.version, answer.decision
+        else:
+            error = {"state": answer.state, "reason": answer.reason}
+            found.results.append({"query": image, "hits": [], "error": error})
+    return found
+
+
+def _search_one(
+    client: Client, image: str, k: int, box: list[float] | None, options: dict[str, Any]
+) -> Answer | ImageRejected:
+    try:
+        return client.search(image, k, box, **options)
+    except ImageRejected as rejected:
+        return rejected
+
+
+def _describe_answer(image: str, answer: Answer) -> dict[str, Any]:
+    result: dict[str, Any] = {"query": image, "hits": [hit.to_form() for hit in answer]}
+    if answer.found is not None:
+        result["found"] = answer.found
+    if answer.partial:
+        result.update(partial=True, coverage=answer.coverage)
+    return result
+
+
+def read_key(path: Path | None) -> str | None:
+    """The key for a server: the first line of a file, else the environment's."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise InputError(f"cannot read the key in {path}: {error.strerror}") from None
+    if not lines:
+        raise InputError(f"{path} holds no key")
+    return lines[0]
+
+
+def _print_results(found: Found) -> None:
+    for result in found.results:
         print(result["query"])
         if "error" in result:
             print(f"  {result['error']['state']}: {result['error']['reason']}")
-        if "found" in result:
-            _print_verdict(result, index)
+        if "partial" in result:
+            print(f"  only {result['coverage']:.1%} of the index answered")
+        if "found" in result and found.decision is not None:
+            _print_verdict(result, found.decision)
         matches = [place for place, hit in enumerate(result["hits"]) if hit.get("match")]
         for place, hit in enumerate(result["hits"]):
             if "match" in hit and place == max(matches, default=-1) + 1:
@@ -134,9 +223,9 @@ def _print_hit(hit: dict[str, Any]) -> None:
     print(f"  {hit['score']:.4f}{evidence}  {hit['uri']}{kept}")
 
 
-def _print_verdict(result: dict[str, Any], index: Index) -> None:
+def _print_verdict(result: dict[str, Any], decision: Decision) -> None:
     """Found or not, and how sure that is."""
     count = sum(hit["match"] for hit in result["hits"])
     found = f"found: {count} {'match' if count == 1 else 'matches'}" if count else "nothing found"
-    pairs = f"1 in {1 / index.calibration.false_alarm_rate:,.0f} pairs of unrelated images"
-    print(f"  {found} (a match has ≥ {index.calibration.min_inliers} inliers, which {pairs} has by chance)")
+    pairs = f"1 in {1 / decision.false_alarm_rate:,.0f} pairs of unrelated images"
+    print(f"  {found} (a match has ≥ {decision.min_inliers} inliers, which {pairs} has by chance)")

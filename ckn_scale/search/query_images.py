@@ -27,8 +27,8 @@ WITH_ALPHA = ("LA", "La", "PA", "RGBa")
 AS_THEY_ARE = ("1", "L", "I", "I;16", "F", "RGB", "RGBA")
 
 
-def image_bytes(image: ImageLike) -> bytes:
-    """The bytes of an image file.
+def image_bytes(image: ImageLike, *, compress: bool = False) -> bytes:
+    """The bytes of an image file; of pixels a TIFF, which is smaller with `compress`, and lossless.
 
     `image`: a path or URI, the bytes of a file, a binary file object, a PIL image, or an array (H, W, 3) RGB
     or (H, W) grey, uint8. Raises ImageRejected when a file is missing or a PIL image cannot be loaded,
@@ -39,9 +39,9 @@ def image_bytes(image: ImageLike) -> bytes:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, np.ndarray):
-        return _array_bytes(image)
+        return _array_bytes(image, compress)
     if isinstance(image, Image.Image):
-        return _pil_bytes(image)
+        return _pil_bytes(image, compress)
     if hasattr(image, "read"):
         return _file_bytes(image)
     raise TypeError(
@@ -70,7 +70,7 @@ def _file_bytes(file: IO[bytes]) -> bytes:
     return data
 
 
-def _array_bytes(pixels: np.ndarray) -> bytes:
+def _array_bytes(pixels: np.ndarray, compress: bool) -> bytes:
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or pixels.shape[2:] == (3,)):
         raise ValueError(
             "an array of pixels must be (H, W, 3) RGB or (H, W) grey, uint8 from 0 to 255; "
@@ -78,10 +78,10 @@ def _array_bytes(pixels: np.ndarray) -> bytes:
         )
     if pixels.size == 0:
         raise ImageRejected("empty", f"the array {pixels.shape} holds no pixel")
-    return _tiff(Image.fromarray(np.ascontiguousarray(pixels)))
+    return _tiff(Image.fromarray(np.ascontiguousarray(pixels)), compress=compress)
 
 
-def _pil_bytes(image: Image.Image) -> bytes:
+def _pil_bytes(image: Image.Image, compress: bool) -> bytes:
     try:
         image.load()
         orientation = image.getexif().get(ORIENTATION_TAG, 1)
@@ -91,11 +91,12 @@ def _pil_bytes(image: Image.Image) -> bytes:
             image = image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
         raise ImageRejected("corrupt", f"{name_image(image)}: PIL says {error}") from error
-    return _tiff(image, orientation)
+    return _tiff(image, orientation, compress=compress)
 
 
-def _tiff(image: Image.Image, orientation: int = 1) -> bytes:
-    """Uncompressed: nothing is lost, and it takes no longer than a copy."""
+def _tiff(image: Image.Image, orientation: int = 1, *, compress: bool) -> bytes:
+    """Nothing is lost; uncompressed it takes no longer than a copy."""
     sink = io.BytesIO()
-    image.save(sink, "TIFF", tiffinfo={ORIENTATION_TAG: orientation})
+    options = {"compression": "tiff_adobe_deflate"} if compress else {}
+    image.save(sink, "TIFF", tiffinfo={ORIENTATION_TAG: orientation}, **options)
     return sink.getvalue()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from ckn_scale.core.vector_index import StoredIndex, rank_rows, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
+from ckn_scale.search.hits import Hit as Hit
+from ckn_scale.search.hits import Verified as Verified
 from ckn_scale.search.shortlist import Shortlist, open_codes
 from ckn_scale.search.thumbnails import Thumbnails
 from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShard, open_side_table, read_ids
@@ -26,59 +27,6 @@ from ckn_scale.storage.store import Store
 FILTERS_KEPT = 8  # a bit more than a byte a row each
 # For each shard a (rows,) bool mask, or what `ShardGroup.allow` made of a filter; None: all of its rows.
 Allowed: TypeAlias = Sequence[np.ndarray | RowMask | None]
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the points of an image say about it."""
-
-    match: bool  # at the false-alarm rate of the answer
-    inliers: int
-    box: tuple[float, float, float, float] | None
-    transform: list[list[float]] | None
-    similarity: float  # of the vectors
-    selective: float  # of the words that both images have
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One indexed image in an answer; a larger score is more similar."""
-
-    image_id: int
-    uri: str
-    score: float
-    columns: dict[str, Any] = field(default_factory=dict)  # what the user kept beside the image
-    verified: Verified | None = None  # what its points say; None in a search by vectors alone
-
-    def __repr__(self) -> str:
-        kept = f", columns={self.columns!r}" if self.columns else ""
-        found = "" if self.verified is None else f", match={self.match}, inliers={self.inliers}"
-        return f"Hit(score={self.score:.4f}, uri={self.uri!r}, image_id={self.image_id}{found}{kept})"
-
-    @property
-    def match(self) -> bool | None:
-        """Whether it shows the same thing as the query; None when that was not looked at."""
-        return None if self.verified is None else self.verified.match
-
-    @property
-    def inliers(self) -> int | None:
-        """Places at which both images agree under one transform."""
-        return None if self.verified is None else self.verified.inliers
-
-    @property
-    def box(self) -> tuple[float, float, float, float] | None:
-        """x1, y1, x2, y2 around what matches, in pixels of the upright indexed image."""
-        return None if self.verified is None else self.verified.box
-
-    @property
-    def transform(self) -> list[list[float]] | None:
-        """3 × 3: a pixel of the query → the indexed image, for a match."""
-        return None if self.verified is None else self.verified.transform
-
-    def to_form(self) -> dict[str, Any]:
-        """As JSON has it; what verification says only where there was one."""
-        form = {"image_id": self.image_id, "uri": self.uri, "score": self.score, "columns": self.columns}
-        return form if self.verified is None else {**form, **asdict(self.verified)}
 
 
 class ShardGroup:

