@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import cv2
@@ -177,6 +178,15 @@ def encode_thumbnail(image: np.ndarray, side_px: int) -> bytes:
     factor = min(1.0, side_px / max(height_px, width_px))
     size = max(1, round(width_px * factor)), max(1, round(height_px * factor))
     return encode_jpeg(resize_image(image, size), THUMBNAIL_QUALITY)
+
+
+def make_preview(data: bytes, spec: ImageSpec, side_px: int) -> tuple[bytes, tuple[int, int]]:
+    """A JPEG of a file, upright, at most `side_px` on its longer side, and the size of the upright original.
+
+    `ImageRejected` says why there is none.
+    """
+    decoded = decode_with_size(data, replace(spec, max_pixels=side_px * side_px, min_side_px=1))
+    return encode_thumbnail(decoded.pixels, side_px), decoded.original_size_px
 
 
 def encode_jpeg(image: np.ndarray, quality: int) -> bytes:

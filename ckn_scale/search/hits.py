@@ -57,3 +57,13 @@ class Hit:
         """As JSON has it; what verification says only where there was one."""
         form = {"image_id": self.image_id, "uri": self.uri, "score": self.score, "columns": self.columns}
         return form if self.verified is None else {**form, **asdict(self.verified)}
+
+
+@dataclass(frozen=True)
+class IndexedImage:
+    """An image that the index holds, as its side table and its points know it."""
+
+    image_id: int
+    uri: str
+    columns: dict[str, Any]
+    size_px: tuple[int, int] | None  # width, height of the upright original; None: not known

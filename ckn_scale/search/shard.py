@@ -11,12 +11,14 @@ from typing import TypeAlias
 import numpy as np
 
 from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.core.topk import NO_ID, RowMask, as_row_mask, find_topk
 from ckn_scale.core.vector_index import StoredIndex, rank_rows, wrap_index
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit as Hit
+from ckn_scale.search.hits import IndexedImage
 from ckn_scale.search.hits import Verified as Verified
 from ckn_scale.search.shortlist import Shortlist, open_codes
 from ckn_scale.search.thumbnails import Thumbnails
@@ -24,6 +26,7 @@ from ckn_scale.storage.index_files import SIDE_COLUMNS, IndexManifest, IndexShar
 from ckn_scale.storage.point_files import PointFile
 from ckn_scale.storage.store import Store
 
+DRAW_SEED = 16
 FILTERS_KEPT = 8  # a bit more than a byte a row each
 # For each shard a (rows,) bool mask, or what `ShardGroup.allow` made of a filter; None: all of its rows.
 Allowed: TypeAlias = Sequence[np.ndarray | RowMask | None]
@@ -155,6 +158,22 @@ class ShardGroup:
         pairs = zip(image_ids.tolist(), scores.tolist(), strict=True)
         return [self._make_hit(image_id, score) for image_id, score in pairs if image_id != NO_ID]
 
+    def look_up(self, image_id: int) -> IndexedImage | None:
+        """What is known of an image; None when it is not in this group, or deleted."""
+        found = self._find(image_id)
+        if found is None:
+            return None
+        shard, position = found
+        hit = shard.describe(position, image_id, 0.0)
+        return IndexedImage(image_id, hit.uri, hit.columns, shard.size_px(position))
+
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) priorities, ascending, and (N,) ids of at most `count` images: the same however they lie."""
+        ids = np.concatenate([np.empty(0, np.int64), *(shard.living_ids for shard in self.shards)])
+        priorities = hash_priorities(DRAW_SEED, ids)
+        chosen = smallest(priorities, count)
+        return priorities[chosen], ids[chosen]
+
     def thumbnail(self, image_id: int) -> bytes | None:
         """The image's JPEG thumbnail; None when it has none or is not in this group."""
         return None if self._find(image_id) is None else self._thumbnails.read(image_id)
@@ -240,6 +259,13 @@ class OpenShard:
         if position == len(ids) or ids[position] != image_id:
             return None
         return position if self.alive is None or self.alive.mask[position] else None
+
+    def size_px(self, position: int) -> tuple[int, int] | None:
+        """Width and height of the upright original, where points were kept with it."""
+        if self.points is None:
+            return None
+        width, height = self.points.sizes_px([position])[0, 2:].tolist()
+        return (width, height) if width and height else None
 
     def describe(self, position: int, image_id: int, score: float) -> Hit:
         columns = {name: self.table.column(name)[position].as_py() for name in self._columns}

@@ -16,13 +16,14 @@ from ray.serve.handle import DeploymentHandle
 from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.search.evidence import RankedCandidate
 from ckn_scale.search.filters import Filter
-from ckn_scale.search.shard import Hit
+from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.gate import RequestGate
+from ckn_scale.serving.messages import BadFilter, Box, DrawnImages, Encoded, Found, Preview, Rejected
 from ckn_scale.serving.ray_metrics import RayExporter
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
-from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected, SearchRouter
+from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version, follow_versions
 from ckn_scale.storage.run_folder import RunFolder
@@ -58,6 +59,10 @@ class EncoderHandle(_ReplicatedHandle):
         encoded: Encoded | Rejected = await self._handle.encode.remote(version, data, box)
         return encoded
 
+    async def preview(self, version: int, data: bytes) -> Preview | Rejected:
+        made: Preview | Rejected = await self._handle.preview.remote(version, data)
+        return made
+
 
 class GroupHandle(_ReplicatedHandle):
     """A shard group's deployment as the router sees it."""
@@ -85,6 +90,14 @@ class GroupHandle(_ReplicatedHandle):
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         hits: list[Hit] = await self._handle.describe.remote(version, list(ranked))
         return hits
+
+    async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
+        found: IndexedImage | None = await self._handle.look_up.remote(version, image_id)
+        return found
+
+    async def draw(self, version: int, count: int) -> DrawnImages:
+        drawn: DrawnImages = await self._handle.draw.remote(version, count)
+        return drawn
 
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
         jpeg: bytes | None = await self._handle.thumbnail.remote(version, image_id)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ckn_scale.core.evidence import Evidence, QueryPoints
+from ckn_scale.core.images import make_preview
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import ImageRejected, InputError
@@ -28,10 +29,11 @@ from ckn_scale.search.evidence import (
     verify_points_of,
 )
 from ckn_scale.search.filters import Filter
-from ckn_scale.search.shard import Hit, ShardGroup
+from ckn_scale.search.hits import Hit, IndexedImage
+from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.batching import Batcher
-from ckn_scale.serving.router import BadFilter, Box, Encoded, Found, Rejected
+from ckn_scale.serving.messages import BadFilter, Box, DrawnImages, Encoded, Found, Preview, Rejected
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import Readiness, ResidentVersions
 from ckn_scale.storage.run_folder import RunFolder
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 GPU_BATCH = 8  # queries that wait for a GPU and are described together
+PREVIEW_SIDE_PX = 1024
 
 
 class EncoderReplica:
@@ -53,7 +56,7 @@ class EncoderReplica:
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
         # Files of strangers are decoded where a hostile one can be killed, while others go on beside it.
-        self._children: SimpleQueue[KillableChild[PreparedImage]] = SimpleQueue()
+        self._children: SimpleQueue[KillableChild[Any]] = SimpleQueue()
         self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
         for _ in range(settings.query_processes):
             self._preparing.submit(self._start_child)
@@ -72,7 +75,7 @@ class EncoderReplica:
 
     def _start_child(self) -> None:
         """Beside the loading of models; one that does not start is started by its first query."""
-        child = KillableChild(Preprocessor.prepare)
+        child = KillableChild(_call)
         try:
             child.start()
         finally:
@@ -80,8 +83,7 @@ class EncoderReplica:
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         loaded, loop = self._encoders.get(version), asyncio.get_running_loop()
-        preprocessor = loaded.encoder.preprocessor
-        prepared = await loop.run_in_executor(self._preparing, self._prepare, preprocessor, data, box)
+        prepared = await self._decode(Preprocessor.prepare, loaded.encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
         encoded = await asyncio.wrap_future(self._queries.submit(loaded, prepared))
@@ -91,13 +93,21 @@ class EncoderReplica:
     def _encode(self, loaded: LoadedEncoder, prepared: Sequence[PreparedImage]) -> list[EncodedImage]:
         return loaded.encoder.encode_prepared(prepared)
 
-    def _prepare(
-        self, preprocessor: Preprocessor, data: bytes, box: Box | None
-    ) -> PreparedImage | ImageRejected:
-        """In one of the children, whose process is ended when the query takes too long."""
+    async def preview(self, version: int, data: bytes) -> Preview | Rejected:
+        spec = self._encoders.get(version).encoder.preprocessor.images
+        made = await self._decode(make_preview, data, spec, PREVIEW_SIDE_PX)
+        return Rejected(made.state, made.reason) if isinstance(made, ImageRejected) else Preview(*made)
+
+    async def _decode(self, work: Callable[..., Result], *arguments: Any) -> Result | ImageRejected:
+        """What `work` makes of a file of a stranger, in one of the children."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._preparing, self._call_child, work, *arguments)
+
+    def _call_child(self, work: Callable[..., Result], *arguments: Any) -> Result | ImageRejected:
+        """The child's process is ended when it takes too long."""
         child = self._children.get()
         try:
-            return prepare_killably(child, preprocessor, data, box, deadline_s=self._settings.query_timeout_s)
+            return prepare_killably(child, work, *arguments, deadline_s=self._settings.query_timeout_s)
         finally:
             self._children.put(child)
 
@@ -171,6 +181,12 @@ class ShardReplica:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, work, self._shards.get(version), *arguments)
 
+    async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
+        return self._shards.get(version).look_up(image_id)
+
+    async def draw(self, version: int, count: int) -> DrawnImages:
+        return await self._compute(_draw, version, count)
+
     async def thumbnail(self, version: int, image_id: int) -> bytes | None:
         shards = self._shards.get(version)
         return await asyncio.to_thread(shards.thumbnail, image_id)
@@ -187,6 +203,15 @@ class ShardReplica:
         manifest = open_version(self._run, version).manifest
         shard_ids = assign_shards(manifest, self._settings.shard_groups)[self._group]
         return ShardGroup(self._run.store, manifest, shard_ids)
+
+
+def _call(work: Callable[..., Result], *arguments: Any) -> Result:
+    return work(*arguments)
+
+
+def _draw(shards: ShardGroup, count: int) -> DrawnImages:
+    priorities, ids = shards.draw(count)
+    return DrawnImages(priorities, ids, [hit.uri for hit in shards.describe(ids, np.zeros(len(ids)))])
 
 
 def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None) -> Found | BadFilter:

@@ -9,69 +9,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from bisect import bisect_right
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.evidence import SHORTLIST, Evidence, QueryPoints, choose_head
-from ckn_scale.core.ranking import Ranking
-from ckn_scale.core.topk import merge_topk
+from ckn_scale.core.evidence import SHORTLIST
 from ckn_scale.search.evidence import RankedCandidate, rank_best
 from ckn_scale.search.filters import Filter
-from ckn_scale.search.shard import Hit, merge_hits
+from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.messages import (
+    Box,
+    DrawnImages,
+    Encoded,
+    EncoderClient,
+    GroupClient,
+    Preview,
+    Rejected,
+    ServedVersion,
+)
 from ckn_scale.serving.request_record import note_group_left_out
+from ckn_scale.serving.rounds import Rounds
 from ckn_scale.serving.settings import ServeSettings
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-Box = tuple[float, float, float, float]
-Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # (k',) similarities and ids, best first
+Ranked = TypeVar("Ranked", Hit, RankedCandidate)
+MAX_EXAMPLES = 100
 
 
 @dataclass(frozen=True)
-class Encoded:
-    vector: np.ndarray  # (D,) float32
-    points: QueryPoints | None = None  # where the version has points
+class SearchOptions:
+    """What is asked about an image."""
 
-
-@dataclass(frozen=True)
-class Rejected:
-    """The query's image cannot be used; `state` as in `schemas.IMAGE_STATES`."""
-
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class BadFilter:
-    """The filter does not fit the index."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class ServedVersion:
-    """What the router must know of a version: how many rows each group has, and which group holds an id."""
-
-    number: int
-    group_rows: tuple[int, ...]
-    id_ranges: tuple[tuple[int, int, int], ...]  # first id, last id, group; ascending, apart from each other
-    calibration: Calibration | None = None  # how evidence is judged; None: there are no points
+    k: int = 10
+    offset: int = 0
+    verify: bool | None = None  # by default where the version has points
+    wanted: Filter | None = None
+    min_score: float | None = None
+    strict: bool = False  # an error instead of a partial answer
 
     @property
-    def rows(self) -> int:
-        return sum(self.group_rows)
+    def depth(self) -> int:
+        """How far down the ranking the answer goes."""
+        return self.offset + self.k
 
-    def group_of(self, image_id: int) -> int | None:
-        place = bisect_right(self.id_ranges, image_id, key=lambda held: held[0]) - 1
-        if place < 0 or image_id > self.id_ranges[place][1]:
-            return None
-        return self.id_ranges[place][2]
+    def choose(self, ranked: Sequence[Ranked]) -> list[Ranked]:
+        """The page of a ranking that is asked for."""
+        least = self.min_score
+        return [one for one in ranked if least is None or one.score >= least][self.offset : self.depth]
 
 
 @dataclass(frozen=True)
@@ -81,38 +68,11 @@ class SearchAnswer:
     coverage: float  # share of the index's rows that were searched
     timings_ms: dict[str, float]  # of its phases
     found: bool | None = None  # whether a hit is a match; None when that was not looked at
+    decision: Calibration | None = None  # what makes it one
 
     @property
     def partial(self) -> bool:
         return self.coverage < 1.0
-
-
-class EncoderClient(Protocol):
-    async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected: ...
-
-    async def prepare(self, version: int) -> bool: ...
-
-
-class GroupClient(Protocol):
-    """A group of shards; all but `thumbnail` and `prepare` get ids that the group owns."""
-
-    async def search(
-        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
-    ) -> list[Hit] | BadFilter: ...
-
-    async def find(
-        self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
-    ) -> Found | BadFilter: ...
-
-    async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray: ...
-
-    async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]: ...
-
-    async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]: ...
-
-    async def thumbnail(self, version: int, image_id: int) -> bytes | None: ...
-
-    async def prepare(self, version: int) -> bool: ...
 
 
 class SearchRouter:
@@ -127,119 +87,102 @@ class SearchRouter:
     ) -> None:
         self.settings = settings
         self.version = version
+        self._resident = {version.number: version}
         self._encoder = encoder
         self._groups = list(groups)
+        self._examples: tuple[int, DrawnImages] | None = None  # of a version
+
+    @property
+    def resident(self) -> list[int]:
+        """The versions that a request may ask for."""
+        return sorted(self._resident)
+
+    def pin(self, number: int | None = None) -> ServedVersion:
+        """The version that a request is answered from, whatever is switched meanwhile; ApiError 404."""
+        if number is None:
+            return self.version
+        if number not in self._resident:
+            known = ", ".join(map(str, self.resident))
+            message = f"version {number} is not in memory; a search may ask for: {known}"
+            raise ApiError(404, "not_found", message, resident=self.resident)
+        return self._resident[number]
 
     async def search(
         self,
         data: bytes,
-        k: int,
-        box: Box | None,
+        options: SearchOptions,
+        box: Box | None = None,
         *,
-        strict: bool = False,
-        verify: bool | None = None,
-        wanted: Filter | None = None,
+        version: ServedVersion | None = None,
     ) -> SearchAnswer:
-        """The best `k` hits for an image file's bytes, of the groups that answer in time.
+        """The best hits for an image file's bytes, of the groups that answer in time.
 
-        `verify` by default where the version has points. ApiError 400 when it has none, or the filter does
-        not fit; 422 when the image cannot be used; 503 when the encoder or every group is missing, or any
-        group with `strict`.
+        ApiError 400 when the version has no points to verify by, or the filter does not fit; 422 when the
+        image cannot be used; 503 when the encoder or every group is missing, or any group with `strict`.
         """
-        version = self.version  # pinned: a switch meanwhile does not touch this request
-        if verify and version.calibration is None:
-            message = "this index has no points to verify by: leave verify out, or false"
-            raise ApiError(400, "bad_request", message)
+        version = version or self.version  # pinned: a switch meanwhile does not touch this request
+        _check_can_verify(version, options)
         clock = _Clock()
         encoded = await self._encode(version.number, data, box)
         clock.note("encode")
-        round_ = _Round(self, version)
-        if version.calibration is None or encoded.points is None or verify is False:
-            hits, found = await self._search_vectors(round_, encoded.vector, k, wanted), None
+        return await self._answer(version, encoded, options, clock)
+
+    async def _answer(
+        self, version: ServedVersion, encoded: Encoded, options: SearchOptions, clock: _Clock
+    ) -> SearchAnswer:
+        rounds = Rounds(self.ask_group, version, options.wanted)
+        calibration = version.calibration
+        if calibration is None or encoded.points is None or options.verify is False:
+            hits = options.choose(await rounds.search_vectors(encoded.vector, options.depth))
+            found, decision = None, None
             clock.note("search")
         else:
-            candidates = await self._find(round_, encoded.vector, max(k, SHORTLIST), wanted)
+            candidates = await rounds.find(encoded.vector, max(options.depth, SHORTLIST))
             clock.note("search")
-            gathered = await self._gather(round_, encoded.points, *candidates)
-            ranked = rank_best(gathered, version.calibration, k)
-            hits = await self._describe(round_, ranked)
-            found = any(hit.match for hit in hits)
+            gathered = await rounds.gather(encoded.points, *candidates)
+            ranked = rank_best(gathered, calibration, options.depth)
+            hits = await rounds.describe(options.choose(ranked))
+            found, decision = any(one.verified.match for one in ranked), calibration
             clock.note("evidence")
-        coverage = self._check_coverage(version, round_.answering, strict)
-        return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found)
+        coverage = self._check_coverage(version, rounds.answering, options.strict)
+        return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found, decision)
 
-    async def _search_vectors(
-        self, round_: _Round, vector: np.ndarray, k: int, wanted: Filter | None
-    ) -> list[Hit]:
-        number = round_.version.number
-        calls = dict.fromkeys(round_.answering, (number, vector, k, wanted))
-        found = await round_.ask("search", calls)
-        return merge_hits([_require_fit(hits) for hits in found.values()], k)
-
-    async def _find(
-        self, round_: _Round, vector: np.ndarray, count: int, wanted: Filter | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and similarities of the shortlist of all groups."""
-        number = round_.version.number
-        found = await round_.ask("find", dict.fromkeys(round_.answering, (number, vector, count, wanted)))
-        parts = [_require_fit(part) for part in found.values()]
-        if not parts:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        similarity, ids = merge_topk(
-            [values[None] for values, _ in parts],
-            [ids[None] for _, ids in parts],
-            count,
-            larger_is_better=True,
-        )
-        return ids[0], similarity[0]
-
-    async def _gather(
-        self, round_: _Round, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray
-    ) -> Ranking:
-        """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
-        number = round_.version.number
-        owned = round_.split(image_ids)
-        scores = await round_.ask(
-            "score", {one: (number, points, image_ids[rows]) for one, rows in owned.items()}
-        )
-        selective = np.zeros(len(image_ids))
-        for group, values in scores.items():
-            selective[owned[group]] = values
-        head = choose_head(image_ids, similarity, selective)
-        chosen = {one: image_ids[head[rows]] for one, rows in round_.split(image_ids[head]).items()}
-        verified = await round_.ask(
-            "verify", {one: (number, points, ids) for one, ids in chosen.items() if one in scores}
-        )
-        evidence = {
-            image_id: one
-            for group, found in verified.items()
-            for image_id, one in zip(chosen[group].tolist(), found, strict=True)
-        }
-        kept = np.sort(np.concatenate([owned[one] for one in owned if one in round_.answering] or [head[:0]]))
-        return Ranking(image_ids[kept], similarity[kept], selective[kept], evidence, {})
-
-    async def _describe(self, round_: _Round, ranked: Sequence[RankedCandidate]) -> list[Hit]:
-        owned = round_.split(np.array([one.image_id for one in ranked], np.int64))
-        calls = {
-            group: (round_.version.number, [ranked[row] for row in rows.tolist()])
-            for group, rows in owned.items()
-        }
-        found = await round_.ask("describe", calls)
-        by_id = {hit.image_id: hit for hits in found.values() for hit in hits}
-        return [by_id[one.image_id] for one in ranked if one.image_id in by_id]
+    async def look_up(self, image_id: int) -> IndexedImage | None:
+        """An image of the version, None when there is none; ApiError 503 when its group is missing."""
+        found: IndexedImage | None = await self._ask_owner(self.version, image_id, "look_up")
+        return found
 
     async def thumbnail(self, image_id: int) -> bytes | None:
         """A JPEG; None when the version has no such image; ApiError 503 when its group is missing."""
-        version = self.version
+        jpeg: bytes | None = await self._ask_owner(self.version, image_id, "thumbnail")
+        return jpeg
+
+    async def _ask_owner(self, version: ServedVersion, image_id: int, method: str, *arguments: Any) -> Any:
         group = version.group_of(image_id)
         if group is None:
             return None
-        answer = self._groups[group].thumbnail(version.number, image_id)
+        answer = getattr(self._groups[group], method)(version.number, image_id, *arguments)
         try:
             return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
         except Exception as error:
-            logger.warning("group %d gave no thumbnail: %r", group, error)
+            logger.warning("group %d did not answer %s: %r", group, method, error)
             raise unavailable(f"the part of the index that holds image {image_id} is unavailable") from None
+
+    async def draw_examples(self, count: int) -> tuple[int, list[tuple[int, str]]]:
+        """The version, and ids and URIs of some of its images; of the groups that answer."""
+        version = self.version
+        if self._examples is None or self._examples[0] != version.number:
+            rounds = Rounds(self.ask_group, version)
+            drawn = await rounds.draw(MAX_EXAMPLES)
+            if self._check_coverage(version, rounds.answering, strict=False) < 1:
+                return version.number, _list_examples(drawn, count)
+            self._examples = version.number, drawn
+        return version.number, _list_examples(self._examples[1], count)
+
+    async def preview(self, data: bytes) -> Preview:
+        """A JPEG of an image file; ApiError 422 when it cannot be used."""
+        answer = self._encoder.preview(self.version.number, data)
+        return _require_usable(await self._ask_encoder(answer))
 
     async def check_ready(self) -> list[str]:
         """Names of the parts that are not ready for the current version."""
@@ -251,26 +194,25 @@ class SearchRouter:
 
     async def switch_when_ready(self, version: ServedVersion) -> bool:
         """Have every part load `version` in the background; use it once all hold it."""
+        # Replicas hold two versions: while they load this one, they let go of the one before the current.
+        self._resident = {self.version.number: self.version}
         asked = [self._encoder.prepare(version.number)]
         asked += [group.prepare(version.number) for group in self._groups]
         if not all(await asyncio.gather(*(self._is_ready(answer) for answer in asked))):
             return False
         logger.info("serving version %d (was %d)", version.number, self.version.number)
-        self.version = version
+        self._resident[version.number] = self.version = version
         return True
 
     async def _encode(self, version: int, data: bytes, box: Box | None) -> Encoded:
+        return _require_usable(await self._ask_encoder(self._encoder.encode(version, data, box)))
+
+    async def _ask_encoder(self, answer: Awaitable[Answer]) -> Answer:
         try:
-            encoded = await asyncio.wait_for(
-                self._encoder.encode(version, data, box), self.settings.encode_timeout_s
-            )
+            return await asyncio.wait_for(answer, self.settings.encode_timeout_s)
         except Exception as error:
             logger.warning("the encoder did not answer: %r", error)
             raise unavailable("the encoder does not answer: try again in a few seconds") from None
-        if isinstance(encoded, Rejected):
-            message = f"the image cannot be used ({encoded.state}): {encoded.reason}"
-            raise ApiError(422, "image_rejected", message, state=encoded.state, reason=encoded.reason)
-        return encoded
 
     async def ask_group(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """What one group answers; None when it is dead, slow or has not loaded the version."""
@@ -299,27 +241,6 @@ class SearchRouter:
             return False
 
 
-class _Round:
-    """The groups of a version that have answered so far; one that fails is not asked again."""
-
-    def __init__(self, router: SearchRouter, version: ServedVersion) -> None:
-        self.router, self.version = router, version
-        self.answering = {group for group, rows in enumerate(version.group_rows) if rows}
-
-    async def ask(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """The answers by group, in the order of groups."""
-        groups = sorted(calls)
-        answers = await asyncio.gather(*(self.router.ask_group(one, method, calls[one]) for one in groups))
-        found = {one: answer for one, answer in zip(groups, answers, strict=True) if answer is not None}
-        self.answering -= calls.keys() - found.keys()
-        return found
-
-    def split(self, image_ids: np.ndarray) -> dict[int, np.ndarray]:
-        """Positions of ids by the group that owns them."""
-        owners = np.array([self.version.group_of(one) for one in image_ids.tolist()], dtype=object)
-        return {one: np.flatnonzero(owners == one) for one in sorted(self.answering) if (owners == one).any()}
-
-
 class _Clock:
     """Milliseconds from one note to the next."""
 
@@ -332,9 +253,20 @@ class _Clock:
         self.spent_ms[phase], self._last = 1e3 * (now - self._last), now
 
 
-def _require_fit(answer: Answer | BadFilter) -> Answer:
-    if isinstance(answer, BadFilter):
-        raise ApiError(400, "bad_request", answer.reason)
+def _check_can_verify(version: ServedVersion, options: SearchOptions) -> None:
+    if options.verify and version.calibration is None:
+        message = "this index has no points to verify by: leave verify out, or false"
+        raise ApiError(400, "bad_request", message)
+
+
+def _list_examples(drawn: DrawnImages, count: int) -> list[tuple[int, str]]:
+    return list(zip(drawn.image_ids.tolist(), drawn.uris, strict=True))[:count]
+
+
+def _require_usable(answer: Answer | Rejected) -> Answer:
+    if isinstance(answer, Rejected):
+        message = f"the image cannot be used ({answer.state}): {answer.reason}"
+        raise ApiError(422, "image_rejected", message, state=answer.state, reason=answer.reason)
     return answer
 
 

@@ -10,9 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ckn_scale.core.specs import ImageSpec
 from ckn_scale.errors import CknScaleError
-from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
-from ckn_scale.serving.router import SearchRouter, ServedVersion
+from ckn_scale.search.versions import (
+    PublishedVersion,
+    assign_shards,
+    latest_version_number,
+    open_version,
+)
+from ckn_scale.serving.messages import IndexSummary, ServedVersion, VersionSummary
+from ckn_scale.serving.router import SearchRouter
 from ckn_scale.storage.index_files import read_ids
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -20,6 +27,7 @@ logger = logging.getLogger(__name__)
 Loaded = TypeVar("Loaded")
 VERSIONS_HELD = 2  # the current one, and the next or the previous
 RETRY_AFTER_S = 5.0
+VERSIONS_LISTED = 100  # the newest ones
 
 
 def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVersion:
@@ -34,7 +42,21 @@ def describe_version(run: RunFolder, version: int, num_groups: int) -> ServedVer
     ranges = [(shard.first_id, shard.last_id, owner[shard.shard]) for shard in manifest.shards if shard.rows]
     has_points = all(shard.points is not None for shard in manifest.shards if shard.rows)
     calibration = published.calibration if has_points else None
-    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)), calibration)
+    summary = _summarise(run, published)
+    return ServedVersion(version, tuple(rows), tuple(sorted(ranges)), calibration, summary)
+
+
+def _summarise(run: RunFolder, published: PublishedVersion) -> IndexSummary:
+    manifest, certificate = published.manifest, published.record.certificate
+    known = [VersionSummary(one.number, one.rows, one.build) for one in run.versions.all()]
+    return IndexSummary(
+        dim=manifest.dim,
+        kind=manifest.kind,
+        shards=len(manifest.shards),
+        pixel_cap=ImageSpec(**run.settings.get("images", {})).pixel_cap,
+        certificate=certificate.to_body() if certificate.queries else None,
+        published=tuple(known[-VERSIONS_LISTED:]),
+    )
 
 
 async def follow_versions(run: RunFolder, router: SearchRouter) -> None:

@@ -22,6 +22,7 @@ MODULES = {
     "pillow": "PIL",
     "pillow-heif": "pillow_heif",
     "prometheus-client": "prometheus_client",
+    "python-multipart": "python_multipart",
     "pyyaml": "yaml",
     "scikit-image": "skimage",
 }

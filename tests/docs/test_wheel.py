@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 import ckn_scale, pathlib
 from ckn_scale.config import list_presets, load_settings
-from ckn_scale.serving.api import PAGE_FOLDER
+from ckn_scale.serving.index_routes import PAGE_FOLDER
 print(pathlib.Path(ckn_scale.__file__).parent)
 print(load_settings("compact").channel_names, list_presets())
 print((pathlib.Path(str(PAGE_FOLDER)) / "index.html").stat().st_size > 500)

@@ -13,7 +13,8 @@ import pytest
 
 from ckn_scale.search.shard import Hit
 from ckn_scale.serving.api import make_api
-from ckn_scale.serving.router import Encoded, Rejected, SearchRouter, ServedVersion
+from ckn_scale.serving.messages import Encoded, Rejected, ServedVersion
+from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 
 IMAGE = base64.b64encode(b"good image").decode()
@@ -165,11 +166,16 @@ def test_a_bad_image_is_an_error_with_state_and_reason():
     [
         ({"image": "!!"}, ["base64"]),
         ({"image": "ä"}, ["base64"]),
-        ({"image": 5}, ["image: Input should be a valid string"]),
+        ({"image": 5}, ["image must be base64"]),
+        ({"image": None}, ["image is missing"]),
+        ({"image": "data:image/png,abc"}, ["a data URL must say ;base64"]),
         ({"k": 0}, ["k: Input should be greater than or equal to 1"]),
-        ({"k": 11}, ["k must be ≤ 10, got 11"]),
+        ({"k": 11}, ["k and offset together must be ≤ 10, got 11"]),
+        ({"k": 5, "offset": 6}, ["k and offset together must be ≤ 10, got 11"]),
         ({"box": [0, 0, 1]}, ["box"]),
         ({"box": [5, 0, 5, 9]}, ["x1 < x2"]),
+        ({"min_score": 1.5}, ["min_score: Input should be less than or equal to 1"]),
+        ({"offset": -1}, ["offset: Input should be greater"]),
         ({"verify": True}, ["this index has no points to verify by"]),
         ({"filter": "year"}, ["a filter is COLUMN OPERATOR VALUE"]),
         ({"filter": ["image_id in @/etc/passwd"]}, ["cannot be read from a file here"]),
@@ -187,14 +193,13 @@ def test_a_bad_request_is_told_what_is_wrong(fields, words):
 def test_bodies_that_are_no_json_are_refused():
     async def check(server):
         headers = {"content-type": "application/json"}
-        for body in (b"", b"{", b"[]", b"\xff", b'"x"'):
+        for body in (b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 100_000):
             answer = await server.client.post("/v1/search", content=body, headers=headers)
             assert_error(answer, 400, "bad_request")
         answer = await server.client.post("/v1/search", content=b"{}", headers={"content-type": "text/plain"})
         assert_error(answer, 415, "unsupported_media_type", "application/json")
-        assert_error(
-            await server.client.post("/v1/search", data={"image": IMAGE}), 415, "unsupported_media_type"
-        )
+        answer = await server.client.post("/v1/search", data={"image": IMAGE})
+        assert_error(answer, 415, "unsupported_media_type", "urlencoded")
 
     with_server(check)
 

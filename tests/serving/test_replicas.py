@@ -15,8 +15,8 @@ from synthetic_index import publish_synthetic, random_units
 from ckn_scale.search.engine import open_index
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.app import local_resources
+from ckn_scale.serving.messages import Encoded, Rejected
 from ckn_scale.serving.replicas import EncoderReplica
-from ckn_scale.serving.router import Encoded, Rejected
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
 from ckn_scale.storage.run_folder import RunFolder

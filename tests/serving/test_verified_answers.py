@@ -14,11 +14,13 @@ from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import ShardGroup
-from ckn_scale.serving.api import _make_response
+from ckn_scale.serving.forms import make_response
 from ckn_scale.serving.limits import ApiError
-from ckn_scale.serving.replicas import ShardReplica, describe_version
-from ckn_scale.serving.router import Encoded, SearchRouter
+from ckn_scale.serving.messages import Encoded
+from ckn_scale.serving.replicas import ShardReplica
+from ckn_scale.serving.router import SearchOptions, SearchRouter
 from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.serving.versions import describe_version
 
 NUM_IMAGES, NUM_GROUPS = 130, 3
 SHARED = {7: 60, 40: 35, 90: 25}
@@ -63,7 +65,7 @@ def make_router(made, replicas, query):
 
 
 def ask(router, k=10, **options):
-    return asyncio.run(router.search(b"", k, None, **options))
+    return asyncio.run(router.search(b"", SearchOptions(k, **options)))
 
 
 @pytest.mark.parametrize("seed", [0, 77], ids=["shown by three", "shown by none"])
@@ -75,7 +77,7 @@ def test_the_routers_answer_is_that_of_one_process(made, replicas, index, seed, 
     assert answer.found is expected.found is (seed == 0)
     assert (answer.coverage, answer.partial) == (1.0, False)
     assert answer.timings_ms.keys() == {"encode", "search", "evidence"}
-    body = _make_response(answer, 1.0).model_dump(exclude_unset=True)
+    body = make_response(answer, {}, "r").model_dump(exclude_unset=True)
     assert body["found"] is expected.found
     assert body["hits"] == [hit.to_form() for hit in expected]
 

@@ -1,0 +1,56 @@
+"""What /openapi.json says beyond what FastAPI finds by itself: bodies of several kinds, errors, files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckn_scale.serving.forms import ErrorResponse, SearchFields, SearchRequest
+
+FILE = {"schema": {"type": "string", "format": "binary"}}
+JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": FILE}}}
+
+
+def errors(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def describe_body(**content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _form_schema() -> dict[str, Any]:
+    """The same fields as parts of a form."""
+    fields = SearchFields.model_json_schema()
+    image = {"type": "string", "format": "binary", "description": "the image file"}
+    return {**fields, "properties": {"image": image, **fields["properties"]}, "required": ["image"]}
+
+
+def _query_parameters() -> list[dict[str, Any]]:
+    """The same fields in the query string, for bodies that are the file itself."""
+    fields = SearchFields.model_json_schema()["properties"]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "schema": {key: value for key, value in schema.items() if key != "description"},
+            "description": schema["description"],
+            "style": "form",
+            "explode": name == "filter",
+        }
+        for name, schema in fields.items()
+    ]
+
+
+SEARCH_BODY = {
+    **describe_body(
+        **{
+            "application/json": {"schema": SearchRequest.model_json_schema()},
+            "multipart/form-data": {"schema": _form_schema()},
+            "image/*": FILE,
+            "application/octet-stream": FILE,
+        }
+    ),
+    "parameters": _query_parameters(),
+}
+PREVIEW_BODY = describe_body(**{"image/*": FILE, "application/octet-stream": FILE})

@@ -1,0 +1,217 @@
+"""The forms of requests and answers, as /openapi.json describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import to_jsonable_python
+
+from ckn_scale.errors import InputError
+from ckn_scale.search.filters import Filter
+from ckn_scale.search.hits import Hit
+from ckn_scale.serving.messages import Box
+from ckn_scale.serving.router import SearchAnswer, SearchOptions
+
+MAX_ID = 2**63 - 1
+ImageId = Annotated[int, Path(ge=0, le=MAX_ID)]
+
+
+class SearchFields(BaseModel):
+    """What a search may say besides its image."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    k: int = Field(default=10, ge=1, description="how many hits")
+    offset: int = Field(default=0, ge=0, description="leave out the best so many")
+    box: tuple[float, float, float, float] | None = Field(
+        default=None, description="x1, y1, x2, y2 in pixels of the upright image: search for this part"
+    )
+    verify: bool | None = Field(
+        default=None, description="verify hits by their points; by default where the index has points"
+    )
+    filter: str | list[str] | None = Field(
+        default=None, description="only images that fulfil it: year>=2020; a list: all of its conditions"
+    )
+    version: int | None = Field(
+        default=None, ge=1, le=MAX_ID, description="a version in memory; by default the current one"
+    )
+    min_score: float | None = Field(default=None, ge=0, le=1, description="only hits of at least this score")
+    strict: bool = Field(default=False, description="an error instead of a partial answer")
+
+    @field_validator("box")
+    @classmethod
+    def _box_has_area(cls, box: Box | None) -> Box | None:
+        if box is not None and not (box[0] < box[2] and box[1] < box[3]):
+            raise ValueError(f"a box needs x1 < x2 and y1 < y2, got {list(box)}")
+        return box
+
+    @field_validator("filter")
+    @classmethod
+    def _filter_is_one(cls, texts: str | list[str] | None) -> str | list[str] | None:
+        try:
+            parse_filter(texts)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return texts
+
+    def to_options(self) -> SearchOptions:
+        return SearchOptions(
+            k=self.k,
+            offset=self.offset,
+            verify=self.verify,
+            wanted=parse_filter(self.filter),
+            min_score=self.min_score,
+            strict=self.strict,
+        )
+
+
+class SearchRequest(SearchFields):
+    image: str = Field(description="a JPEG, PNG, … file: base64, with or without newlines, or a data URL")
+
+
+class UriRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str = Field(description="of an image below one of the server's `uri_prefixes`", max_length=4096)
+
+
+def parse_filter(texts: str | list[str] | None) -> Filter | None:
+    if texts is None:
+        return None
+    return Filter.parse(*([texts] if isinstance(texts, str) else texts), files=False)
+
+
+class HitForm(BaseModel):
+    image_id: int
+    uri: str
+    score: float
+    columns: dict[str, Any]
+    # When it was verified:
+    match: bool | None = Field(default=None, description="whether it shows the same thing")
+    inliers: int | None = Field(default=None, description="places that agree under one transform")
+    box: tuple[float, float, float, float] | None = Field(default=None, description="around what matches")
+    transform: list[list[float]] | None = Field(default=None, description="3 × 3, query's pixels → its own")
+    similarity: float | None = Field(default=None, description="of the vectors")
+    selective: float | None = Field(default=None, description="of the words both images have")
+
+
+class DecisionForm(BaseModel):
+    """What makes a hit a match."""
+
+    min_inliers: int
+    false_alarm_rate: float = Field(description="share of pairs of unrelated images that have as many")
+
+
+class SearchResponse(BaseModel):
+    version: int
+    hits: list[HitForm]
+    found: bool | None = Field(default=None, description="whether a hit is a match, when they were verified")
+    decision: DecisionForm | None = Field(default=None, description="when hits were verified")
+    coverage: float = Field(description="share of the index that was searched")
+    partial: bool
+    timings_ms: dict[str, float]
+    request_id: str
+
+
+class ImageResponse(BaseModel):
+    image_id: int
+    uri: str
+    columns: dict[str, Any]
+    state: str
+    width: int | None = Field(description="of the upright original; null where it is not known")
+    height: int | None
+    version: int
+    original: bool = Field(description="whether /v1/images/{id}/original gives its file")
+
+
+class ExampleForm(BaseModel):
+    image_id: int
+    uri: str
+
+
+class ExamplesResponse(BaseModel):
+    version: int
+    images: list[ExampleForm]
+
+
+class LimitsForm(BaseModel):
+    max_k: int = Field(description="k and offset together are at most this")
+    body_limit_bytes: int
+    pixels: int = Field(description="of an image")
+
+
+class IndexResponse(BaseModel):
+    version: int
+    images: int
+    dim: int
+    kind: str
+    shards: int
+    groups: int
+    certificate: dict[str, Any] | None
+    can_verify: bool
+    uri_prefixes: list[str] = Field(description="where originals and URIs may be fetched from")
+    limits: LimitsForm
+
+
+class VersionForm(BaseModel):
+    version: int
+    rows: int
+    build: str
+
+
+class VersionsResponse(BaseModel):
+    current: int
+    resident: list[int] = Field(description="those that a search may ask for")
+    versions: list[VersionForm]
+
+
+class HealthResponse(BaseModel):
+    status: str
+
+
+class ReadyResponse(BaseModel):
+    ready: bool
+    version: int
+    images: int
+    not_ready: list[str]
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+def make_response(answer: SearchAnswer, timings_ms: Mapping[str, float], request_id: str) -> SearchResponse:
+    verdict: dict[str, Any] = {}
+    if answer.decision is not None:
+        rate = answer.decision.false_alarm_rate
+        decision = DecisionForm(min_inliers=answer.decision.min_inliers, false_alarm_rate=rate)
+        verdict = {"found": answer.found, "decision": decision}
+    return SearchResponse(
+        version=answer.version,
+        hits=[_make_hit(hit) for hit in answer.hits],
+        coverage=answer.coverage,
+        partial=answer.partial,
+        **verdict,
+        timings_ms={name: round(value, 2) for name, value in timings_ms.items()},
+        request_id=request_id,
+    )
+
+
+def _make_hit(hit: Hit) -> HitForm:
+    return HitForm(**{**hit.to_form(), "columns": make_columns(hit.columns)})
+
+
+def make_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """What users keep beside an image may be dates or bytes."""
+    made: dict[str, Any] = to_jsonable_python(columns, bytes_mode="base64")
+    return made

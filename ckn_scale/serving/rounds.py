@@ -1,0 +1,107 @@
+"""The groups of one version, asked round by round for one query; one that fails is left out of all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from ckn_scale.core.evidence import QueryPoints, choose_head
+from ckn_scale.core.ranking import Ranking
+from ckn_scale.core.sampling import smallest
+from ckn_scale.core.topk import merge_topk
+from ckn_scale.search.evidence import RankedCandidate
+from ckn_scale.search.filters import Filter
+from ckn_scale.search.shard import Hit, merge_hits
+from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.messages import BadFilter, DrawnImages, ServedVersion
+
+Answer = TypeVar("Answer")
+# A group's number, a method and its arguments → what it answers; None when it is dead or slow.
+AskGroup: TypeAlias = Callable[[int, str, tuple[Any, ...]], Awaitable[Any]]
+
+
+class Rounds:
+    """`answering` are the groups that have answered so far; one that fails is not asked again."""
+
+    def __init__(self, ask_group: AskGroup, version: ServedVersion, wanted: Filter | None = None) -> None:
+        self._ask_group, self.version, self._wanted = ask_group, version, wanted
+        self.answering = {group for group, rows in enumerate(version.group_rows) if rows}
+
+    async def search_vectors(self, vector: np.ndarray, k: int) -> list[Hit]:
+        """The best of all groups by vectors alone."""
+        calls = dict.fromkeys(self.answering, (vector, k, self._wanted))
+        found = await self._ask("search", calls)
+        return merge_hits([_require_fit(hits) for hits in found.values()], k)
+
+    async def find(self, vector: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and similarities of the shortlist of all groups."""
+        found = await self._ask("find", dict.fromkeys(self.answering, (vector, count, self._wanted)))
+        parts = [_require_fit(part) for part in found.values()]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        similarity, ids = merge_topk(
+            [values[None] for values, _ in parts],
+            [ids[None] for _, ids in parts],
+            count,
+            larger_is_better=True,
+        )
+        return ids[0], similarity[0]
+
+    async def gather(self, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray) -> Ranking:
+        """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
+        owned = self._split(image_ids)
+        scores = await self._ask("score", {one: (points, image_ids[rows]) for one, rows in owned.items()})
+        selective = np.zeros(len(image_ids))
+        for group, values in scores.items():
+            selective[owned[group]] = values
+        head = choose_head(image_ids, similarity, selective)
+        chosen = {one: image_ids[head[rows]] for one, rows in self._split(image_ids[head]).items()}
+        verified = await self._ask("verify", {one: (points, ids) for one, ids in chosen.items()})
+        evidence = {
+            image_id: one
+            for group, found in verified.items()
+            for image_id, one in zip(chosen[group].tolist(), found, strict=True)
+        }
+        kept = np.sort(np.concatenate([owned[one] for one in owned if one in self.answering] or [head[:0]]))
+        return Ranking(image_ids[kept], similarity[kept], selective[kept], evidence, {})
+
+    async def describe(self, ranked: Sequence[RankedCandidate]) -> list[Hit]:
+        owned = self._split(np.array([one.image_id for one in ranked], np.int64))
+        calls = {group: ([ranked[row] for row in rows.tolist()],) for group, rows in owned.items()}
+        found = await self._ask("describe", calls)
+        by_id = {hit.image_id: hit for hits in found.values() for hit in hits}
+        return [by_id[one.image_id] for one in ranked if one.image_id in by_id]
+
+    async def draw(self, count: int) -> DrawnImages:
+        """Some images of all groups: the same however they lie."""
+        found: dict[int, DrawnImages] = await self._ask("draw", dict.fromkeys(self.answering, (count,)))
+        parts = list(found.values())
+        priorities = np.concatenate([np.empty(0, np.uint64), *(part.priorities for part in parts)])
+        image_ids = np.concatenate([np.empty(0, np.int64), *(part.image_ids for part in parts)])
+        uris = [uri for part in parts for uri in part.uris]
+        chosen = smallest(priorities, count)
+        return DrawnImages(priorities[chosen], image_ids[chosen], [uris[row] for row in chosen.tolist()])
+
+    async def _ask(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """The answers by group, in the order of groups."""
+        groups, number = sorted(calls), self.version.number
+        answers = await asyncio.gather(
+            *(self._ask_group(one, method, (number, *calls[one])) for one in groups)
+        )
+        found = {one: answer for one, answer in zip(groups, answers, strict=True) if answer is not None}
+        self.answering -= calls.keys() - found.keys()
+        return found
+
+    def _split(self, image_ids: np.ndarray) -> dict[int, np.ndarray]:
+        """Positions of ids by the group that owns them, of those that answer."""
+        owners = np.array([self.version.group_of(one) for one in image_ids.tolist()], dtype=object)
+        return {one: np.flatnonzero(owners == one) for one in sorted(self.answering) if (owners == one).any()}
+
+
+def _require_fit(answer: Answer | BadFilter) -> Answer:
+    if isinstance(answer, BadFilter):
+        raise ApiError(400, "bad_request", answer.reason)
+    return answer

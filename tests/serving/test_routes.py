@@ -1,0 +1,292 @@
+"""Every route over a real run: the real router and replicas in this process, two groups, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from types import SimpleNamespace
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.images import decode_jpeg, encode_jpeg
+from ckn_scale.demo import PHOTOS, read_photo
+from ckn_scale.search.engine import open_index
+from ckn_scale.serving.api import make_api
+from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
+from ckn_scale.serving.router import SearchRouter
+from ckn_scale.serving.settings import ServeSettings
+from ckn_scale.serving.versions import describe_version
+from ckn_scale.storage.run_folder import RunFolder
+from ckn_scale.storage.store import Store
+
+NUM_GROUPS = 2
+
+
+@pytest.fixture(scope="module")
+def parts(photo_run):
+    """What a server consists of, but for HTTP."""
+    settings = ServeSettings(run_url=str(photo_run), shard_groups=NUM_GROUPS, require_keys=False)
+    return SimpleNamespace(
+        settings=settings,
+        encoder=EncoderReplica(settings),
+        groups=[ShardReplica(settings, group) for group in range(NUM_GROUPS)],
+        version=describe_version(RunFolder.open(str(photo_run)), 1, NUM_GROUPS),
+    )
+
+
+@pytest.fixture(scope="module")
+def index(photo_run):
+    return open_index(photo_run)
+
+
+@pytest.fixture
+def call(parts):
+    """`call(method, path, …)` → the answer of a server with these parts."""
+
+    def ask(method, path, **options):
+        async def run():
+            settings = parts.settings.model_copy(update=options.pop("settings", {}))
+            router = SearchRouter(settings, parts.version, parts.encoder, parts.groups)
+            transport = httpx.ASGITransport(make_api(router))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(run())
+
+    return ask
+
+
+def photo_file(place=0, view=None, quality=90):
+    photo = read_photo(PHOTOS[place])
+    return encode_jpeg(photo if view is None else render_view(photo, view, 1), quality)
+
+
+def as_text(data):
+    return base64.b64encode(data).decode()
+
+
+def assert_error(answer, status, code, *words):
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    for word in words:
+        assert word in answer.json()["error"]["message"]
+    return answer.json()["error"]
+
+
+def without_times(answer):
+    assert answer.status_code == 200, answer.text
+    return {name: value for name, value in answer.json().items() if name not in ("timings_ms", "request_id")}
+
+
+def test_a_search_answers_like_an_index_in_this_process(call, index):
+    body = call("POST", "/v1/search", json={"image": as_text(photo_file(view="tilt")), "k": 5}).json()
+    expected = index.search(photo_file(view="tilt"), k=5)
+    assert body["hits"] == [json.loads(json.dumps(hit.to_form())) for hit in expected]
+    assert body["found"] is expected.found is True
+    rule = {"min_inliers": index.calibration.min_inliers, "false_alarm_rate": 1e-6}
+    assert body["decision"] == rule
+    assert (body["version"], body["coverage"], body["partial"]) == (1, 1.0, False)
+    assert body["timings_ms"].keys() == {"encode", "search", "evidence", "total"}
+    assert len(body["request_id"]) == 16
+
+
+def test_the_body_may_be_json_a_form_or_the_file_itself(call):
+    data, fields = photo_file(view="tilt"), {"k": 3, "box": [10, 10, 300, 200], "filter": ["image_id<9"]}
+    text = as_text(data)
+    expected = without_times(call("POST", "/v1/search", json={"image": text, **fields}))
+    assert expected["hits"]
+    lines = "\r\n".join(text[start : start + 76] for start in range(0, len(text), 76))
+    for image in (lines, f"data:image/jpeg;base64,{text}", f"data:image/jpeg;base64,\n{lines}\n"):
+        assert without_times(call("POST", "/v1/search", json={"image": image, **fields})) == expected
+    form = {"k": "3", "box": "[10, 10, 300, 200]", "filter": '["image_id<9"]', "version": "null"}
+    for texts in (form, {**form, "box": "10,10,300,200", "filter": "image_id<9", "verify": "true"}):
+        answer = call("POST", "/v1/search", data=texts, files={"image": ("a.jpg", data, "image/jpeg")})
+        assert without_times(answer) == expected
+    query = "k=3&box=10,10,300,200&filter=image_id<9"
+    for kind in ("image/jpeg", "application/octet-stream", "image/x-whatever; a=b"):
+        headers = {"content-type": kind}
+        answer = call("POST", f"/v1/search?{query}", content=data, headers=headers)
+        assert without_times(answer) == expected
+    # What the body says comes before the query string.
+    answer = call("POST", f"/v1/search?{query}&offset=2", json={"image": text, "offset": 0})
+    assert without_times(answer) == expected
+
+
+BOUNDARY = {"content-type": "multipart/form-data; boundary=x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b"--x", {"content-type": "multipart/form-data"}, "needs a boundary"),
+        (b"what is this", BOUNDARY, "cannot be read"),
+        (b"--x--\r\n", BOUNDARY, "no file part image"),
+        (b'--x\r\nContent-Disposition: form-data; name="k"\r\n\r\n3\r\n--x--\r\n', BOUNDARY, "no file part"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="other"; filename="a"\r\n\r\n3\r\n--x--\r\n',
+            BOUNDARY,
+            "one file is taken",
+        ),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n3\r\n--x--\r\n',
+            BOUNDARY,
+            "cannot be read",
+        ),
+        (b'--x\r\nContent-Disposition: form-data; name="k"\r\n\r\n3\r\n' * 40, BOUNDARY, "too many parts"),
+        (b"--x\r\nContent-Type: a\r\n\r\n3\r\n--x--\r\n", BOUNDARY, "cannot be read"),
+    ],
+)
+def test_a_broken_form_is_told_what_is_wrong(call, body, headers, words):
+    assert_error(call("POST", "/v1/search", content=body, headers=headers), 400, "bad_request", words)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("k=0", "k: Input should be greater"),
+        ("k=x", "k: Input should be a valid integer"),
+        ("k=1&k=2", "k is given twice"),
+        ("box=1,2,3", "box"),
+        ("box=nan,0,1,1", "box"),
+        ("box=0,0,inf,1", "box"),
+        ("filter=[1", "filter: a list of them must be JSON"),
+        ("filter=[1]", "filter"),
+        ("filter=year", "a filter is COLUMN OPERATOR VALUE"),
+        ("filter=year>1", "no such column"),
+        ("kk=3", "kk: Extra inputs"),
+        ("version=0", "version"),
+    ],
+)
+def test_bad_fields_of_a_query_string_are_told(call, query, words):
+    headers = {"content-type": "image/jpeg"}
+    answer = call("POST", f"/v1/search?{query}", content=photo_file(), headers=headers)
+    assert_error(answer, 400, "bad_request", words)
+
+
+def test_pages_of_an_answer_make_the_whole_and_weak_hits_can_be_left_out(call):
+    image = as_text(photo_file(view="tilt"))
+    whole = call("POST", "/v1/search", json={"image": image, "k": 16}).json()
+    pages = [call("POST", "/v1/search", json={"image": image, "k": 5, "offset": at}).json() for at in (0, 5)]
+    assert [hit for page in pages for hit in page["hits"]] == whole["hits"][:10]
+    assert [page["found"] for page in pages] == [True, True], "on whatever page the match is"
+    for verify in (True, False):
+        fields = {"image": image, "k": 16, "verify": verify}
+        scores = [hit["score"] for hit in call("POST", "/v1/search", json=fields).json()["hits"]]
+        least = scores[3]
+        strong = call("POST", "/v1/search", json={**fields, "min_score": least}).json()["hits"]
+        assert [hit["score"] for hit in strong] == [score for score in scores if score >= least]
+
+
+def test_a_version_in_memory_may_be_asked_for(call):
+    image = as_text(photo_file())
+    assert call("POST", "/v1/search", json={"image": image, "version": 1}).json()["version"] == 1
+    answer = call("POST", "/v1/search", json={"image": image, "version": 7})
+    assert assert_error(answer, 404, "not_found", "version 7 is not in memory")["resident"] == [1]
+
+
+def test_the_index_describes_itself(call, index):
+    body = call("GET", "/v1/index").json()
+    certificate = body.pop("certificate")
+    assert certificate["queries"] > 0
+    limits = {"max_k": 1000, "body_limit_bytes": 16 * 2**20, "pixels": 100_000_000}
+    assert body == {
+        "version": 1,
+        "images": 16,
+        "dim": index.dim,
+        "kind": "signs",
+        "shards": 2,
+        "groups": 2,
+        "can_verify": True,
+        "uri_prefixes": [],
+        "limits": limits,
+    }
+    versions = call("GET", "/v1/versions").json()
+    (version,) = versions.pop("versions")
+    assert versions == {"current": 1, "resident": [1]}
+    assert (version["version"], version["rows"], len(version["build"]) > 0) == (1, 16, True)
+
+
+def test_an_indexed_image_is_described(call, index):
+    hit = index.search(photo_file(), k=1)[0]
+    body = call("GET", f"/v1/images/{hit.image_id}").json()
+    height, width = read_photo(PHOTOS[0]).shape[:2]
+    assert body == {
+        "image_id": hit.image_id,
+        "uri": hit.uri,
+        "columns": {},
+        "state": "ok",
+        "width": width,
+        "height": height,
+        "version": 1,
+        "original": False,
+    }
+    thumbnail = call("GET", f"/v1/images/{hit.image_id}/thumbnail")
+    assert thumbnail.headers["content-type"] == "image/jpeg"
+    assert thumbnail.content == index.thumbnail(hit.image_id)
+    for path in ("/v1/images/16", "/v1/images/16/thumbnail", f"/v1/images/{2**63 - 1}"):
+        assert_error(call("GET", path), 404, "not_found", "image")
+    for path in ("/v1/images/-1", "/v1/images/x", f"/v1/images/{2**63}", "/v1/images/1.5"):
+        assert_error(call("GET", path), 400, "bad_request", "image_id")
+
+
+def test_examples_are_the_same_for_any_number_of_groups(call, photo_run, parts):
+    body = call("GET", "/v1/examples?count=5").json()
+    assert body["version"] == 1
+    assert len({one["image_id"] for one in body["images"]}) == 5
+    assert body["images"] == call("GET", "/v1/examples").json()["images"][:5]
+    for one in body["images"]:
+        assert call("GET", f"/v1/images/{one['image_id']}").json()["uri"] == one["uri"]
+    alone = ShardReplica(ServeSettings(run_url=str(photo_run)), 0)
+    drawn = asyncio.run(alone.draw(1, 5))
+    assert drawn.image_ids.tolist() == [one["image_id"] for one in body["images"]]
+    for count in ("0", "101", "x"):
+        assert_error(call("GET", f"/v1/examples?count={count}"), 400, "bad_request", "count")
+
+
+def lying_file(form):
+    """A photograph stored on its side, with the orientation that stands it up."""
+    pixels = cv2.resize(read_photo(PHOTOS[0]), (1500, 900))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, form, exif=exif)
+    return pixels, sink.getvalue()
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP"])
+def test_a_preview_is_an_upright_jpeg_of_at_most_1024_pixels(call, form):
+    pixels, data = lying_file(form)
+    answer = call("POST", "/v1/preview", content=data, headers={"content-type": "image/heic"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+    assert (answer.headers["x-image-width"], answer.headers["x-image-height"]) == ("900", "1500")
+    shown = decode_jpeg(answer.content)
+    assert shown.shape == (1024, 615, 3)
+    upright = cv2.resize(
+        np.ascontiguousarray(np.rot90(pixels, -1)), (615, 1024), interpolation=cv2.INTER_AREA
+    )
+    assert np.abs(shown.astype(int) - upright).mean() < 6
+
+
+def test_what_is_no_image_has_no_preview(call):
+    headers = {"content-type": "application/octet-stream"}
+    answer = call("POST", "/v1/preview", content=b"no image", headers=headers)
+    assert assert_error(answer, 422, "image_rejected")["state"] == "unsupported"
+    answer = call("POST", "/v1/preview", content=b"{}", headers={"content-type": "text/html"})
+    assert_error(answer, 415, "unsupported_media_type", "text/html")
+
+
+def test_answering_reads_nothing_from_the_store(call, index, monkeypatch):
+    """Rows, points and codes lie on the disk of this node."""
+    asked = []
+    for name in ("read", "read_range", "list", "list_folders", "size", "exists", "modified_at"):
+        monkeypatch.setattr(Store, name, lambda *arguments, name=name: asked.append((name, arguments[1:])))
+    body = call("POST", "/v1/search", json={"image": as_text(photo_file(2)), "k": 16}).json()
+    assert (len(body["hits"]), body["coverage"]) == (16, 1.0)
+    assert call("GET", "/v1/images/3").status_code == 200
+    assert asked == []
