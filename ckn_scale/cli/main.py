@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckn_scale import __version__
+from ckn_scale.cli.build_patches import build_patches
 from ckn_scale.cli.copies import copies
 from ckn_scale.cli.evaluate import app as evaluate_app
 from ckn_scale.cli.explain import explain
@@ -37,7 +38,7 @@ VERBS = (
     *(status, failures, verify, digest, gc),
     *(versions, delete, purge, rollback, export, copies),
     *(search, explain, serve, demo),
-    report,
+    *(report, build_patches),
 )
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it

@@ -4,7 +4,8 @@ holidays   100000.jpg …: queries end in 00, the rest of their hundred is to be
 ukbench    ukbench00000.jpg …: every image is a query, its group of four is to be found
 oxford     gt/<name>_{query,good,ok,junk}.txt beside the images, Paris' too; queries are boxes
 groups     groups.tsv (or DATA itself is the file): image and group in two columns; every image
-           of a group of two or more is a query, the others of its group are to be found
+           of a group of two or more is a query, the others of its group are to be found. A third column
+           `role` in the header: query (not in the database) or target (no query), as RomePatches has them
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ckn_scale.evaluate.training_images import find_images
 UKB_GROUP = 4
 OXFORD_PREFIX = "oxc1_"
 GROUPS_FILE = "groups.tsv"
+ROLES = ("query", "target")
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,33 @@ def _read_ukbench(folder: Path) -> ImageSet:
 def _read_groups(data: Path) -> ImageSet:
     file = data / GROUPS_FILE if data.is_dir() else data
     rows = _read_columns(file)
-    paths = [file.parent / name for name, _ in rows]
+    paths = [file.parent / row[0] for row in rows]
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise InputError(f"{file} names {missing[0]}, which does not exist")
-    return _from_groups("groups", paths, [group for _, group in rows], range(len(rows)))
+    groups, roles = [row[1] for row in rows], [row[2] for row in rows]
+    if not any(roles):
+        return _from_groups("groups", paths, groups, range(len(rows)))
+    wrong = [role for role in roles if role not in ROLES]
+    if wrong:
+        raise InputError(f"{file} has the role {wrong[0]!r}; there are: {', '.join(ROLES)}")
+    return _from_roles(list(zip(map(ImageFile, paths), groups, roles, strict=True)))
 
 
-def _read_columns(file: Path) -> list[tuple[str, str]]:
+def _from_roles(rows: Sequence[tuple[ImageFile, str, str]]) -> ImageSet:
+    """Queries and targets apart."""
+    targets = [(image, group) for image, group, role in rows if role == "target"]
+    members = _members([group for _, group in targets])
+    queries = [
+        Query(image, frozenset(members[group]))
+        for image, group, role in rows
+        if role == "query" and group in members
+    ]
+    return ImageSet("groups", tuple(image for image, _ in targets), tuple(queries))
+
+
+def _read_columns(file: Path) -> list[tuple[str, str, str]]:
+    """Image, group, and the role where the header names that column."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError):
@@ -109,13 +130,14 @@ def _read_columns(file: Path) -> list[tuple[str, str]]:
             f"the protocol groups needs a text file of two columns: {file} cannot be read"
         ) from None
     rows = [tuple(re.split(r"\t|,|;", line.strip())) for line in lines]
+    has_roles = bool(rows) and rows[0][:3] == ("image", "group", "role")
     if rows and rows[0][:2] == ("image", "group"):
         rows = rows[1:]
     short = [number for number, row in enumerate(rows, 1) if len(row) < 2]
     if short or not rows:
         where = f"row {short[0]} has one" if short else "it is empty"
         raise InputError(f"{file} must have two columns, image and group: {where}")
-    return [(row[0].strip(), row[1].strip()) for row in rows]
+    return [(row[0].strip(), row[1].strip(), row[2].strip() if has_roles and row[2:] else "") for row in rows]
 
 
 def _from_groups(

@@ -22,21 +22,25 @@ from ckn_scale.storage.local_files import TEMP_PREFIX, make_folder, sync_folder
 from ckn_scale.storage.run_folder import RunFolder
 
 
-def check_output(target: str, run: RunFolder) -> Path:
+def check_output(target: str, run: RunFolder | None = None) -> Path:
     """Where `target` will be; InputError when it is no local path, is there already, or lies in the run."""
     if "://" in target:
         raise InputError(f"{target}: results go to a local folder; copy it from there")
     place = Path(os.path.abspath(target))
     if os.path.lexists(place):
         raise InputError(f"{target} is there already: name another folder, or remove it first")
-    inside = run.store.local_path("")
-    if inside is not None and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(inside)):
+    inside = None if run is None else run.store.local_path("")
+    if (
+        run is not None
+        and inside is not None
+        and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(inside))
+    ):
         raise InputError(f"{target} lies in the run folder {run.url}, which holds the run's own files only")
     return place
 
 
 @contextmanager
-def new_folder(target: str, run: RunFolder) -> Iterator[Path]:
+def new_folder(target: str, run: RunFolder | None = None) -> Iterator[Path]:
     """A folder to write to, which is `target` once the block has ended well and is gone otherwise."""
     place = check_output(target, run)
     make_folder(place.parent)
@@ -77,7 +81,10 @@ def _remove_stale(parent: Path, prefix: str) -> None:
 
 
 def _make_durable(folder: Path) -> None:
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(folder)
