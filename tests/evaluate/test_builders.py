@@ -158,7 +158,7 @@ def test_groups_are_joined_only_if_one_point_explains_them(photos_of_scenes, off
     """Regions 0, 2 and 4 of three images show one point, 4 as far off as is said; 1 and 3 show others."""
     views = photos_of_scenes[1][0].views[:3]
     seen = [project(view, np.array([[0.1, 0.05, 0.02], [-0.2, 0.1, 0.1]])) for view in views]
-    seen[2] = seen[2][:1] + (off_px, off_px)
+    seen[2] = seen[2][:1] + off_px
     regions = [Regions(one, np.zeros((len(one), 1))) for one in seen]
     matches = Matches(np.array([0, 2, 0]), np.array([2, 4, 3]), 3)  # the last would have two of one image
     assert join_matches(views, regions, matches) == groups
