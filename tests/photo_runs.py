@@ -74,7 +74,7 @@ def command_line(user_env: dict[str, str]) -> CommandLine:
         environment = {**user_env, **{k: v for k, v in os.environ.items() if k.startswith("AWS_")}}
         environment |= options.pop("env", {})
         return subprocess.run(
-            index_command(*arguments), env=environment, capture_output=True, text=True, timeout=240, **options
+            index_command(*arguments), env=environment, capture_output=True, text=True, timeout=600, **options
         )
 
     return call
@@ -87,6 +87,14 @@ def index_here(photos: Path | str, run: Path | str, **options: Any) -> Any:
 
     settings = load_settings("tiny", None, OVERRIDES)
     return index_images(str(photos), str(run), settings, Resources(workers=0), **options)
+
+
+def plan_here(photos: Path | str, run: Path | str) -> Any:
+    """List the images in this process, and nothing more: the command also says what a run takes."""
+    from ckn_scale.config import load_settings
+    from ckn_scale.pipeline import plan
+
+    return plan(str(photos), str(run), load_settings("tiny", None, OVERRIDES))
 
 
 def copy_trained(reference: Path, target: Path) -> Path:

@@ -13,7 +13,7 @@ from ckn_scale.storage.run_folder import RunFolder
 
 KILLER, HANGER = "killer.jpg", "hanger.jpg"
 POISON = {KILL_VARIABLE: KILLER, HANG_VARIABLE: HANGER}
-IMAGE_DEADLINE_S = 10
+IMAGE_DEADLINE_S = 5
 
 
 def copy_with_poison(photos: Path, folder: Path) -> Path:

@@ -244,10 +244,10 @@ def test_copies_asks_for_a_published_version_and_a_local_folder(run, tmp_path, c
         ((run, "--version", "9"), "has no version 9"),
         ((run, "--output", "s3://bucket/out"), "results go to a local folder"),
         ((run, "--output", run / "out"), "lies in the run folder"),
-        ((tmp_path, "--workers", "0"), "is not a run folder"),
+        ((tmp_path,), "is not a run folder"),
         ((run, "--min-score", "1.5"), "less than or equal to 1"),
     ):
-        result = command_line("copies", *arguments)
+        result = command_line("copies", *arguments, "--workers", "0")
         assert (result.returncode, sentence in result.stderr) == (2, True), result.stderr
 
 

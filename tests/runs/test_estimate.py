@@ -87,10 +87,12 @@ def learn_and_weigh(method, count, dim, directions):
     set_compute_threads(1)
     learn_reduction(Vlads(200, 64), 200, ReductionSpec(min_images=2), background=False)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of imports, is forgotten
-    before = read_memory("VmRSS")
+    before = read_memory("RssAnon")
     spec = ReductionSpec(method, num_images=count, dim=directions)
     learn_reduction(Vlads(count, dim), count, spec, background=False)
-    return read_memory("VmHWM") - before, _reduction_bytes(count, dim, directions)
+    # Pages of libraries come and go as the machine pleases: they are no part of what is predicted.
+    grown = read_memory("VmHWM") - read_memory("RssFile") - before
+    return grown, _reduction_bytes(count, dim, directions)
 
 
 def read_memory(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from grown_runs import NEW, flip_bit, list_files, numbers_of
-from photo_runs import digests_of, index_here, parse
+from photo_runs import digests_of, index_here, parse, plan_here
 
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, read_photo
@@ -39,7 +39,7 @@ def test_versions_have_the_form_scripts_rely_on(run, command_line):
 
 
 def test_versions_of_a_run_without_one_and_a_damaged_record(run, photos, command_line, tmp_path):
-    command_line("plan", photos, tmp_path / "planned", "--preset", "tiny")
+    plan_here(photos, tmp_path / "planned")
     assert command_line("versions", tmp_path / "planned").stdout == "no version published yet\n"
     assert parse(command_line("versions", tmp_path / "planned", "--json"))["current"] is None
     flip_bit(run / "index" / "000002.json")
@@ -107,7 +107,7 @@ def test_a_version_that_is_not_there_is_refused(run, reference, photos, command_
         roll_back(RunFolder.open(str(run)), 7)
     with pytest.raises(InputError, match="has no version before 1 "):
         roll_back(RunFolder.open(str(reference)))
-    command_line("plan", photos, tmp_path / "planned", "--preset", "tiny")
+    plan_here(photos, tmp_path / "planned")
     result = command_line("rollback", tmp_path / "planned")
     assert result.returncode == 2
     assert "has no published index yet" in result.stderr

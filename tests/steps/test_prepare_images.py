@@ -125,7 +125,8 @@ def test_prepare_images_asks_a_dead_host_for_one_image_only():
     planned = [PlannedImage(one, f"{url}?{one}", -1, "") for one in range(24)]
     worker = WorkerSettings(read_ahead=1)
     reasons = [outcome.reason for _, outcome in prepare_images(planned, len, worker, 60)]
-    assert "tried 3 times" in reasons[0]
+    # Two are under way at once: whichever is first to have tried gives the host up for the other, too.
+    assert any("tried 3 times" in reason for reason in reasons[:2])
     assert "given up before" in reasons[-1]
 
 
