@@ -8,9 +8,11 @@ record that stands in its place.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -53,8 +55,16 @@ def find_garbage(run: RunFolder, *, grace_s: float, samples: bool = False) -> li
     ]
     candidates += [*run.store.list_temps(), *find_purged_files(run)]
     oldest = time.time() - grace_s
-    ages = map_in_threads(run.store.modified_at, candidates)
+    ages = map_in_threads(partial(_modified_at, run), candidates)
     return sorted({path for path, at in zip(candidates, ages, strict=True) if at <= oldest})
+
+
+def _modified_at(run: RunFolder, path: str) -> float:
+    """What is gone meanwhile, such as the temporary file of a record, is nobody's garbage."""
+    try:
+        return run.store.modified_at(path)
+    except FileNotFoundError:
+        return math.inf
 
 
 def _read_records(run: RunFolder) -> tuple[set[str], set[tuple[str, int]]]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
+Key = TypeVar("Key")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting(Generic[Key, Item, Result]):
     key: Key
     item: Item
@@ -22,7 +22,10 @@ class _Waiting(Generic[Key, Item, Result]):
 
 
 class Batcher(Generic[Key, Item, Result]):
-    """Threads call `work(key, items)` on up to `max_items` that wait with one key, in their order."""
+    """Threads call `work(key, items)` on up to `max_items` that wait with one key, in their order.
+
+    A key is what it is, not what it equals.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Batcher(Generic[Key, Item, Result]):
                 if self._ended:
                     return []
                 key = self._waiting[0].key
-                batch = [one for one in self._waiting if one.key == key][: self._max_items]
+                batch = [one for one in self._waiting if one.key is key][: self._max_items]
                 for one in batch:
                     self._waiting.remove(one)
                 batch = [one for one in batch if one.result.set_running_or_notify_cancel()]

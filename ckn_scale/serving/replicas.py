@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,12 +62,12 @@ class EncoderReplica:
             self._preparing.submit(self._start_child)
         # The batches of all queries go through these threads; each computes as the run did.
         self._batches = ThreadPoolExecutor(settings.encoder_threads, "batches")
-        self._encoders: ResidentVersions[LoadedEncoder] = ResidentVersions(self._load)
+        self._encoders: ResidentVersions[ImageEncoder] = ResidentVersions(self._identify, self._load)
         self._encoders.load_now(version := latest_version_number(self._run))
-        encoder = self._encoders.get(version).encoder
+        encoder = self._encoders.get(version)
         set_compute_threads(encoder.threads)
-        self._queries: Batcher[LoadedEncoder, PreparedImage, EncodedImage] = Batcher(
-            self._encode,
+        self._queries: Batcher[ImageEncoder, PreparedImage, EncodedImage] = Batcher(
+            lambda encoder, prepared: encoder.encode_prepared(prepared),
             num_threads=settings.encoder_threads,
             max_items=settings.encoder_batch or (1 if encoder.device == "cpu" else GPU_BATCH),
             name="encode",
@@ -82,19 +82,16 @@ class EncoderReplica:
             self._children.put(child)
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        loaded, loop = self._encoders.get(version), asyncio.get_running_loop()
-        prepared = await self._decode(Preprocessor.prepare, loaded.encoder.preprocessor, data, box)
+        encoder, loop = self._encoders.get(version), asyncio.get_running_loop()
+        prepared = await self._decode(Preprocessor.prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
-        encoded = await asyncio.wrap_future(self._queries.submit(loaded, prepared))
-        query = await loop.run_in_executor(self._batches, make_query, encoded, loaded.encoder, box)
+        encoded = await asyncio.wrap_future(self._queries.submit(encoder, prepared))
+        query = await loop.run_in_executor(self._batches, make_query, encoded, encoder, box)
         return Encoded(query.vector, query.points)
 
-    def _encode(self, loaded: LoadedEncoder, prepared: Sequence[PreparedImage]) -> list[EncodedImage]:
-        return loaded.encoder.encode_prepared(prepared)
-
     async def preview(self, version: int, data: bytes) -> Preview | Rejected:
-        spec = self._encoders.get(version).encoder.preprocessor.images
+        spec = self._encoders.get(version).preprocessor.images
         made = await self._decode(make_preview, data, spec, PREVIEW_SIDE_PX)
         return Rejected(made.state, made.reason) if isinstance(made, ImageRejected) else Preview(*made)
 
@@ -127,17 +124,19 @@ class EncoderReplica:
         """The same, with the name of this replica among its siblings."""
         return Readiness(self._name, await self.prepare(version))
 
-    def _load(self, version: int) -> LoadedEncoder:
+    def _load(self, version: int) -> ImageEncoder:
         from ckn_scale.search.engine import load_encoder
 
         manifest = open_version(self._run, version).manifest
-        for held in self._encoders.values():
-            if held.models == manifest.models:  # most versions share their models: one copy serves both
-                return held
         encoder = load_encoder(self._run.store, manifest, device=self._settings.device)
         if self._settings.encoder_threads > 1 and encoder.device == "cpu":
             encoder = replace(encoder, executor=self._batches)
-        return LoadedEncoder(manifest.models, encoder)
+        return encoder
+
+    def _identify(self, version: int) -> Hashable:
+        """Most versions have the same models."""
+        models = open_version(self._run, version).manifest.models
+        return tuple(sorted((name, one.sha256) for name, one in models.items()))
 
 
 class ShardReplica:
@@ -150,7 +149,7 @@ class ShardReplica:
         self._run = RunFolder.open(settings.run_url)
         # FAISS does not divide a single query: threads are for queries beside each other.
         self._pool = ThreadPoolExecutor(settings.shard_threads, "search")
-        self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._load)
+        self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._identify, self._load)
         self._shards.load_now(latest_version_number(self._run))
 
     async def search(
@@ -204,6 +203,9 @@ class ShardReplica:
         shard_ids = assign_shards(manifest, self._settings.shard_groups)[self._group]
         return ShardGroup(self._run.store, manifest, shard_ids)
 
+    def _identify(self, version: int) -> Hashable:
+        return open_version(self._run, version).record.manifest.sha256
+
 
 def _call(work: Callable[..., Result], *arguments: Any) -> Result:
     return work(*arguments)
@@ -221,9 +223,3 @@ def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None)
         return BadFilter(str(error))
     similarity, ids = shards.find(vector[None], k, allowed=allowed)
     return similarity[0][ids[0] != NO_ID], ids[0][ids[0] != NO_ID]
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedEncoder:
-    models: Mapping[str, Any]  # what it was made of, as the manifest names it
-    encoder: ImageEncoder

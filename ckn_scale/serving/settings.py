@@ -26,7 +26,7 @@ class ServeSettings(BaseModel):
     encode_timeout_s: float = Field(default=30.0, gt=0)
     query_timeout_s: float = Field(default=10.0, gt=0)  # to decode a query's image; its process is ended then
     shard_timeout_s: float = Field(default=5.0, gt=0)  # a slower group is left out of the answer
-    version_poll_s: float = Field(default=10.0, gt=0)  # how often a newly published version is looked for
+    version_poll_s: float = Field(default=1.0, gt=0)  # how often a newly published version is looked for
 
     # Limits of the ingress
     body_limit_bytes: int = Field(default=16 * MEBIBYTE, ge=1024)

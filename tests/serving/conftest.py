@@ -22,14 +22,20 @@ from ckn_scale.pipeline import index_images
 
 
 @pytest.fixture(scope="session")
-def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight photographs and as many distractors, indexed and published with the tiny preset."""
+def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight photographs and as many distractors."""
     folder = tmp_path_factory.mktemp("photos")
     for name in (*PHOTOS[:8], *DISTRACTORS[:8]):
         (folder / f"{name}.jpg").write_bytes(encode_jpeg(read_photo(name), 92))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photo_run(photo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """They are indexed and published with the tiny preset."""
     run = tmp_path_factory.mktemp("served") / "run"
     settings = load_settings("tiny", None, ["plan.images_per_shard=4"])
-    index_images(str(folder), str(run), settings, Resources(workers=0), accept=True)
+    index_images(str(photo_folder), str(run), settings, Resources(workers=0), accept=True)
     return run
 
 
