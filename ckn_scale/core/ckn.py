@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
+from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma, shrink_patches
 from ckn_scale.core.ckn_model import (
     Ckn,
     CknLayer,
     PoolingTaps,
     input_positions,
+    input_side,
     input_window,
     layer_sides,
     make_pooling_taps,
@@ -137,13 +138,14 @@ class CknEncoder:
     ) -> Tensor:
         """`batch_size` patches → (batch_size, dim), to the power the spec asks for.
 
-        Only the first `count` rows mean anything: groups that are padding alone do not go through the layers.
+        Only the first `count` rows mean anything: groups that are padding alone are left out.
         """
+        used = self.batch_size if count is None else -(-count // self.group) * self.group
         with torch.inference_mode(), self._lock, _exact_convolutions(self.device):
-            for start in range(0, self.batch_size if count is None else count, self.group):
+            for start in range(0, used, self.group):
                 rows = slice(start, start + self.group)
                 self.out[rows] = self.encode_group(patches[rows], last_factor=last_factor).flatten(1)
-            return raise_to_power(self.out, self.ckn.spec.descriptor_power)
+            return raise_to_power(self.out[:used], self.ckn.spec.descriptor_power)
 
 
 def _choose_group(ckn: Ckn, batch_size: int) -> int:
@@ -180,7 +182,7 @@ class FirstLayer:
         self.side, self.power = len(self.inputs.positions), spec.norm_power
         self.weights = stack_exponent_weights(layer, like, self.inputs.basis)
         taps = make_pooling_taps(
-            patch_size_px - layer.spec.patch_px + 1, layer.spec.subsampling, spec.position_step
+            layer_sides(spec, patch_size_px)[0][0], layer.spec.subsampling, spec.position_step
         )
         self.pooling = Pooling(taps, layer, like)
         self.log_window = log_window(spec, patch_size_px, self.inputs.padded).to(like.device)
@@ -302,14 +304,15 @@ class TabulatedOrientations:
     """Does what FirstLayer does for `grad`, on a CPU, when patches are not blurred first."""
 
     def __init__(self, spec: CknSpec, layer: CknLayer, patch_size_px: int, group: int) -> None:
-        self.step = spec.position_step
+        self.step, self.shrink = spec.position_step, spec.shrink
+        seen = input_side(spec, patch_size_px)
         self.table = tabulate_responses(layer, spec.norm_power)
-        taps = make_pooling_taps(patch_size_px, layer.spec.subsampling, self.step)
+        taps = make_pooling_taps(seen, layer.spec.subsampling, self.step)
         self.pooling = Pooling(taps, layer, torch.empty(0))
         window = input_window(spec, patch_size_px)
         self.window = None if window is None else torch.from_numpy(window)[:, :, None]
         side = len(input_positions(spec, patch_size_px))
-        self.padded = np.empty((group, patch_size_px + 2, patch_size_px + 2), np.int16)
+        self.padded = np.empty((group, seen + 2, seen + 2), np.int16)
         self.differences = np.empty((2, group, side, side), np.int16)
         self.entries = np.empty((group, side, side), np.int64)
         self.maps = np.empty((group, side, side, layer.spec.num_filters), np.float32)
@@ -319,7 +322,7 @@ class TabulatedOrientations:
 
     def __call__(self, patches: np.ndarray, apply_factor: bool = True) -> Tensor:
         """uint8 (group, S, S, 3) → pooled maps."""
-        entries = self._find_entries(convert_to_luma(patches))
+        entries = self._find_entries(convert_to_luma(shrink_patches(patches, self.shrink)))
         np.take(self.table, entries, axis=0, out=self.maps, mode="clip")  # faster than "raise"
         maps = torch.from_numpy(self.maps)
         if self.window is not None:

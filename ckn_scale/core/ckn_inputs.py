@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn_model import INPUT_CHANNELS, input_positions
+from ckn_scale.core.ckn_model import INPUT_CHANNELS, input_positions, input_side
 from ckn_scale.core.images import to_luma
 from ckn_scale.core.specs import CknSpec
 
@@ -36,12 +36,12 @@ class InputSubpatches:
 
     def __init__(self, spec: CknSpec, patch_size_px: int, group: int, device: torch.device) -> None:
         self.spec, self.kernel, self.device = spec, spec.layers[0].patch_px, device
-        self.positions = input_positions(spec, patch_size_px)
+        self.positions, seen = input_positions(spec, patch_size_px), input_side(spec, patch_size_px)
         side, channels = len(self.positions), INPUT_CHANNELS[spec.channel]
         self.count, self.padded = side**2, -(-(side**2) // _ALIGNMENT) * _ALIGNMENT
         self.blur: Tensor | None = None
         if spec.input_blur_px > 0:
-            self.blur = torch.from_numpy(blur_matrix(patch_size_px, spec.input_blur_px)).to(device)
+            self.blur = torch.from_numpy(blur_matrix(seen, spec.input_blur_px)).to(device)
         self.basis: Tensor | None = None
         if spec.channel == "white":
             self.whitener = Whitener(self.kernel**2, (group, side, self.padded), device)
@@ -49,7 +49,7 @@ class InputSubpatches:
             return
         self.subpatches = torch.zeros(group, self.kernel**2 * channels, self.padded, device=device)
         self.grid = self.subpatches[:, :, : self.count].view(group, -1, side, side)
-        self.gradients = torch.empty(group, 2, patch_size_px, patch_size_px, device=device)
+        self.gradients = torch.empty(group, 2, seen, seen, device=device)
 
     def __call__(self, patches: np.ndarray) -> Tensor:
         """uint8 (group, S, S, 3) → (group, coordinates, padded positions), not normalised."""
@@ -72,6 +72,7 @@ class InputSubpatches:
 
     def make_planes(self, patches: np.ndarray) -> Tensor:
         """→ float32 in 0…1 (for `white`, 0…√½), (B, 3, S, S), or luma (B, 1, S, S) for `grad`."""
+        patches = shrink_patches(patches, self.spec.shrink)
         if self.spec.channel == "grad":
             pixels = torch.from_numpy(convert_to_luma(patches)).to(self.device)[:, None]
         else:
@@ -88,6 +89,17 @@ def convert_to_luma(patches: np.ndarray) -> np.ndarray:
     count, side = patches.shape[:2]
     rows = np.ascontiguousarray(patches).reshape(count * side, side, 3)
     return to_luma(rows).reshape(count, side, side)
+
+
+def shrink_patches(patches: np.ndarray, factor: int) -> np.ndarray:
+    """(N, S, S[, 3]) uint8 → (N, S // factor, …): the means of squares; what is left over is cut off."""
+    count, side = len(patches), patches.shape[1] // factor
+    if factor == 1 or count == 0:
+        return patches[:, :side, :side]
+    used = np.ascontiguousarray(patches[:, : side * factor, : side * factor])
+    rows = used.reshape(count * side * factor, side * factor, *patches.shape[3:])
+    small = cv2.resize(rows, (side, count * side), interpolation=cv2.INTER_AREA)
+    return small.reshape(count, side, side, *patches.shape[3:])
 
 
 def split_colours(patches: np.ndarray) -> np.ndarray:

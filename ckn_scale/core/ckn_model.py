@@ -112,7 +112,7 @@ def pooled_side(side: int, subsampling: int) -> int:
 
 def layer_sides(spec: CknSpec, patch_size_px: int) -> list[tuple[int, int]]:
     """For each layer the side of its map before and after pooling."""
-    sides, side = [], patch_size_px
+    sides, side = [], input_side(spec, patch_size_px)
     for layer in spec.layers:
         before = side - layer.patch_px + 1
         side = pooled_side(before, layer.subsampling) if before > 0 else 0
@@ -167,17 +167,23 @@ def make_pooling_taps(side: int, subsampling: int, step: int = 1) -> PoolingTaps
     return PoolingTaps(np.concatenate([np.zeros(padding + first), weights]), stride, padding, count)
 
 
+def input_side(spec: CknSpec, patch_size_px: int) -> int:
+    """Pixels along one axis of the patch as layer one sees it."""
+    return patch_size_px // spec.shrink
+
+
 def input_positions(spec: CknSpec, patch_size_px: int) -> np.ndarray:
     """The positions along one axis where layer one is evaluated."""
-    return np.arange(0, patch_size_px - spec.layers[0].patch_px + 1, spec.position_step)
+    return np.arange(0, input_side(spec, patch_size_px) - spec.layers[0].patch_px + 1, spec.position_step)
 
 
 def input_window(spec: CknSpec, patch_size_px: int) -> np.ndarray | None:
     """(positions, positions) float32: the Gaussian weight on the responses of layer one."""
     if spec.window_sigma is None:
         return None
-    side = patch_size_px - spec.layers[0].patch_px + 1
-    weights = window_weights(side, patch_size_px, spec.window_sigma)[:: spec.position_step]
+    seen = input_side(spec, patch_size_px)
+    side = seen - spec.layers[0].patch_px + 1
+    weights = window_weights(side, seen, spec.window_sigma)[:: spec.position_step]
     return np.outer(weights, weights)
 
 

@@ -100,6 +100,7 @@ class CknSpec:
     window_sigma: float | None = None  # Gaussian weight on layer-1 responses, as a share of the side
     descriptor_power: float = 1.0  # power-normalisation of the descriptor before its projection
     input_blur_px: float = 0.0  # Gaussian pre-blur of the patch
+    shrink: int = 1  # squares of so many pixels are averaged first; what is in pixels counts those
     position_step: int = 1  # layer one is evaluated at every n-th position of each axis
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class CknSpec:
             raise ValueError(f"the first layer of grad has patch_px 1, got {self.layers[0].patch_px}")
         if self.channel == "white" and self.layers[0].patch_px < 2:
             raise ValueError(f"the first layer of white has patch_px ≥ 2, got {self.layers[0].patch_px}")
-        _at_least(self, position_step=1, input_blur_px=0)
+        _at_least(self, position_step=1, input_blur_px=0, shrink=1)
         if self.layers[0].subsampling % self.position_step:
             pooling = self.layers[0].subsampling
             raise ValueError(

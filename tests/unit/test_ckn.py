@@ -6,7 +6,7 @@ import torch
 from ckn_cases import SIDE, SMALL, TRAINING, cut_patches, pooling_matrix
 
 from ckn_scale.core.ckn import CknEncoder, FirstLayer, encode_patches, pad_batches, parse_dtype
-from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma
+from ckn_scale.core.ckn_inputs import InputSubpatches, convert_to_luma, shrink_patches
 from ckn_scale.core.ckn_model import Ckn, CknLayer, input_window, layer_sides
 from ckn_scale.core.ckn_training import train_ckn
 from ckn_scale.core.specs import CknSpec, LayerSpec
@@ -96,6 +96,18 @@ def test_encode_patches_of_constant_patches_is_zero_with_blur(ckns):
     ckn = ckns["grad"]
     blurred = Ckn(replace(ckn.spec, input_blur_px=1.3), SIDE, ckn.layers)
     assert not encode_patches(blurred, np.full((2, SIDE, SIDE, 3), 90, np.uint8)).any()
+
+
+@pytest.mark.parametrize("device_path", ["table", "filters"])
+def test_a_network_that_shrinks_is_the_same_on_shrunk_patches(ckn, patches, device_path):
+    """`filters`: a blur too small to change a pixel keeps grad from its table."""
+    blur = 1e-3 if device_path == "filters" else 0.0
+    plain = Ckn(replace(ckn.spec, input_blur_px=blur), SIDE // 2, ckn.layers)
+    shrinking = Ckn(replace(plain.spec, shrink=2), SIDE, ckn.layers)
+    small = shrink_patches(patches[:5], 2)
+    assert small.shape == (5, SIDE // 2, SIDE // 2, 3)
+    assert shrinking.dim == plain.dim < ckn.dim
+    assert np.array_equal(encode_patches(shrinking, patches[:5]), encode_patches(plain, small))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

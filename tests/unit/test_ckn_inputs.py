@@ -12,6 +12,7 @@ from ckn_scale.core.ckn_inputs import (
     half_whitening,
     mix_sums,
     opposite_basis,
+    shrink_patches,
     split_colours,
 )
 from ckn_scale.core.specs import CknSpec, LayerSpec
@@ -131,3 +132,13 @@ def test_half_whitening_is_the_inverse_fourth_root():
     expected = torch.diag(torch.tensor([0.5, 1.0, 0.0]))[None]
     torch.testing.assert_close(half_whitening(matrix), expected)
     assert not half_whitening(torch.zeros(2, 3, 3)).any()
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 7, 3), (3, 7, 7), (0, 7, 7, 3)])
+def test_shrunk_patches_are_means_of_squares(shape):
+    patches = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    small = shrink_patches(patches, 2)
+    squares = patches[:, :6, :6].reshape(shape[0], 3, 2, 3, 2, *shape[3:])
+    assert small.shape == (shape[0], 3, 3, *shape[3:])
+    assert np.abs(small - squares.mean(axis=(2, 4))).max(initial=0) <= 0.5
+    assert np.array_equal(shrink_patches(patches, 1), patches)

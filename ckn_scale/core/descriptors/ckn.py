@@ -83,12 +83,10 @@ class CknDescriptor:
         def describe_batch(numbered: tuple[int, np.ndarray]) -> None:
             start, batch = numbered
             count = min(len(batch), len(patches) - start)
-            with torch.inference_mode():
-                pooled = self._encode_batch(batch, count)
-                norms = self._measure(pooled)
-                for out, (matrix, offset) in zip(outs, projectors, strict=True):
-                    projected = project_rows(pooled, matrix, offset, norms)
-                    out[start : start + count] = projected[:count].cpu().numpy()
+            pooled = self._encode_batch(batch, count)
+            for first in range(0, count, self._encoder.group):
+                rows = slice(start + first, start + min(first + self._encoder.group, count))
+                self._project_group(pooled[first : first + self._encoder.group], projectors, outs, rows)
 
         batches = pad_batches(patches, self._encoder.batch_size)
         for _ in map(describe_batch, batches) if executor is None else executor.map(describe_batch, batches):
@@ -105,6 +103,16 @@ class CknDescriptor:
             return encoder.encode_batch(batch, last_factor=self._factor is None, count=count)
         finally:
             self._idle.put(encoder)
+
+    def _project_group(
+        self, pooled: Tensor, projectors: Sequence[Projector], outs: Sequence[np.ndarray], rows: slice
+    ) -> None:
+        """The rows of one group, always as many, into `rows` of each projector's output."""
+        with torch.inference_mode():
+            norms = self._measure(pooled)
+            for out, (matrix, offset) in zip(outs, projectors, strict=True):
+                projected = project_rows(pooled, matrix, offset, norms)
+                out[rows] = projected[: rows.stop - rows.start].cpu().numpy()
 
     def _measure(self, pooled: Tensor) -> Tensor:
         """Lengths of descriptors before the projection."""
