@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from ckn_scale.core.coarse_lists import learn_lists
 from ckn_scale.core.numerics import import_faiss, set_compute_threads
 from ckn_scale.core.plain_index import read_blocks
-from ckn_scale.core.short_codes import Quantiser, learn_quantiser, sketch
+from ckn_scale.core.short_codes import Quantiser, learn_quantiser
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.core.vector_index import StoredIndex, build_index
 
@@ -45,6 +46,11 @@ def encode_all(index: StoredIndex, quantiser: Quantiser) -> int:
     for _, vectors in read_blocks(index):
         made += quantiser.encode(vectors).nbytes + quantiser.assign(vectors).nbytes
     return made
+
+
+def learn(sample: np.ndarray, lists: int) -> Quantiser:
+    coarse = learn_lists(sample.__getitem__, len(sample), lists, 0) if lists else None
+    return learn_quantiser(sample, seed=0, coarse=coarse)
 
 
 def make_rival(kind: str, dim: int) -> Any:
@@ -71,7 +77,7 @@ def measure(kind: str, vectors: np.ndarray) -> dict[str, Any]:
     short_s = 0.0
     if "pq" in kind:
         sample, lists = vectors[:LEARNED_FROM], LISTS if kind == "ivf-pq" else 0
-        quantiser, result["learn_s"] = timed(lambda: learn_quantiser(sample, sketch(sample), lists, 0))
+        quantiser, result["learn_s"] = timed(lambda: learn(sample, lists))
         made, short_s = timed(lambda: encode_all(index, quantiser))
         result["bytes_per_row"] += made / rows
     result["rows_per_s"] = rows / (add_s + write_s + short_s)

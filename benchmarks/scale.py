@@ -1,14 +1,18 @@
 """An index from ten thousand rows to a billion: disk, memory, time to open and to answer, kept firsts.
 
-    python benchmarks/scale.py [--rows 10000,100000,1000000] [--vectors FILE.npy] [--json FILE] [--png FILE]
+    python benchmarks/scale.py [--rows 10000,100000,1000000] [--run RUN] [--json FILE] [--png FILE]
 
 Rows of 32,768 numbers as `compact` keeps them: signs in files that are mapped, short codes in memory (pq).
-Real vectors, or 512 random ones, are encoded; each row but the planted ones is cut together from the codes
-of four of them. A query is a planted row with noise, of similarity 0.25. Files are written once, in eight
-shards; another process opens them and is asked, one thread, CPU time, warm. *Kept*: of the queries that a
-comparison of all signs answers, those with the same first. Memory is anonymous memory (mapped files are the
+RUN is a published run of some hundred images or more, made with `compact`: its planted queries are asked,
+their originals lie among the rows as they are, and its other images are what all other rows and their points
+are cut together from (`generated_index.py`). Without RUN there are random vectors, queries of similarity
+0.25, and no points. Files are written once, in eight shards or more; another process opens them and is asked,
+one thread, CPU time, warm; a third one after all files have left the system's cache (cold).
+
+*Kept*: of the queries that a comparison of all signs answers, those with the same first; with evidence, of
+those that a shortlist by all signs and evidence answers. Memory is anonymous memory (mapped files are the
 system's cache), its peak while the index is opened, against `predict_memory`. Ten million rows are codes
-alone, made in memory: a scan of all, and of an eighth of 4,096 lists. Larger ones are groups of ten million
+alone, made in memory: a scan of all, and of a quarter of 1,024 lists. Larger ones are groups of ten million
 by the line through what was measured.
 """
 
@@ -20,107 +24,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything that starts a t
 
 import argparse
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+from generated_index import DEPTH, DIM, draw_sources, mix, read_sources, units, write_index
 
+from ckn_scale.core.coarse_lists import choose_codec
+from ckn_scale.core.evidence import SHORTLIST, QueryPoints, choose_head
 from ckn_scale.core.numerics import set_compute_threads
-from ckn_scale.core.short_codes import CodeScan, Quantiser, learn_quantiser, sketch
-from ckn_scale.core.vector_codes import SignCodec
-from ckn_scale.core.vector_index import build_signs
+from ckn_scale.core.ranking import Ranking
+from ckn_scale.core.short_codes import CodeScan, Quantiser, learn_quantiser
+from ckn_scale.search.evidence import gather_evidence, score_points_of, verify_points_of
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.shortlist import predict_memory
-from ckn_scale.storage.index_files import (
-    IndexManifest,
-    ShortCodes,
-    make_side_table,
-    read_manifest,
-    write_index_shard,
-    write_manifest,
-    write_short_codes,
-)
-from ckn_scale.storage.models import save_model
+from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile
 
-DIM, SOURCES, PLANTED, SHARDS, DEPTH, K = 32768, 512, 64, 8, 2000, 10
-SIMILARITY = 0.25
-GENERATED_ROWS, LISTS = 10_000_000, 4096
-COMPARED = 16  # queries that are also answered by a comparison of all rows
-
-
-def units(rows: np.ndarray) -> np.ndarray:
-    scaled: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return scaled.astype(np.float32)
-
-
-def read_sources(path: Path | None) -> np.ndarray:
-    if path is None:
-        return units(np.random.default_rng(0).standard_normal((SOURCES + PLANTED, DIM)))
-    return units(np.load(path, mmap_mode="r")[: SOURCES + PLANTED].astype(np.float32))
-
-
-def mix(codes: np.ndarray, rows: int, chunk: int, seed: int) -> Iterator[np.ndarray]:
-    """Blocks of rows, each cut together from four codes in chunks; what is left over is of the first."""
-    rng, whole = np.random.default_rng(seed), codes.shape[1] // chunk
-    parts, rest = codes[:, : whole * chunk].reshape(len(codes), whole, chunk), codes[:, whole * chunk :]
-    for start in range(0, rows, 4096):
-        count = min(4096, rows - start)
-        four, which = rng.integers(0, len(codes), (count, 4)), rng.integers(0, 4, (count, whole))
-        chosen = np.take_along_axis(four, which, axis=1)
-        body = parts[chosen, np.arange(whole)].reshape(count, -1)
-        yield np.concatenate([body, rest[four[:, 0]]], axis=1)
-
-
-def write_index(folder: Path, rows: int, vectors: np.ndarray) -> dict[str, Any]:
-    """Files of `rows` rows, the planted ones spread among them; what it took and where they are."""
-    sources, planted = vectors[:SOURCES], vectors[SOURCES:]
-    begun = time.process_time()
-    quantiser = learn_quantiser(sources, sketch(sources), 0, seed=0)
-    learn_s, store, codec = time.process_time() - begun, Store(str(folder)), SignCodec(DIM)
-    signs = codec.encode(vectors)
-    begun = time.process_time()
-    decoded = np.concatenate([codec.decode(signs[start : start + 64]) for start in range(0, len(signs), 64)])
-    short = quantiser.encode(decoded)
-    code_s = (time.process_time() - begun) / len(vectors)
-    places = np.sort(np.random.default_rng(3).choice(rows, len(planted), replace=False))
-    shards, build_s = [], 0.0
-    for number, ids in enumerate(np.array_split(np.arange(rows), SHARDS)):
-        long_codes = np.concatenate(list(mix(signs[:SOURCES], len(ids), 64, number)))
-        short_codes = np.concatenate(list(mix(short[:SOURCES], len(ids), 8, number)))
-        here = np.flatnonzero((places >= ids[0]) & (places <= ids[-1]))
-        long_codes[places[here] - ids[0]] = signs[SOURCES:][here]
-        short_codes[places[here] - ids[0]] = short[SOURCES:][here]
-        begun = time.process_time()
-        data = build_signs(long_codes, ids, DIM).to_bytes()
-        table = make_side_table(pa.array(ids), [f"s3://bucket/photos/{one:09d}.jpg" for one in ids])
-        shard = write_index_shard(store, "index", number, data, table)
-        coded = write_short_codes(store, f"index/{number}.codes", short_codes, np.zeros(len(ids), np.int32))
-        shards.append(replace(shard, codes=coded))
-        build_s += time.process_time() - begun
-    model = save_model(store, "quantiser", quantiser.to_part())
-    spec = ShortCodes("pq", model, DEPTH, 1)
-    manifest = IndexManifest("b", DIM, rows, {}, tuple(shards), "signs", short_codes=spec)
-    noise = units(np.random.default_rng(4).standard_normal(planted.shape))
-    np.save(folder / "queries.npy", units(SIMILARITY * planted + np.sqrt(1 - SIMILARITY**2) * noise))
-    (folder / "manifest.ref").write_text(json.dumps(asdict(write_manifest(store, "index", manifest))))
-    disk = sum(file.size_bytes for shard in shards for file in shard.files)
-    return {
-        "rows": rows,
-        "disk_bytes_per_row": disk / rows,
-        "learn_s": learn_s,
-        "code_rows_per_s": 1 / code_s,
-        "write_rows_per_s": rows / build_s,
-    }
+K = 10
+GENERATED_ROWS, LISTS = 10_000_000, 1024
+COLD_QUERIES = 8
 
 
 class AnonymousPeak:
@@ -158,8 +90,9 @@ def spent_ms(call: Callable[[], Any]) -> float:
 
 def ask(folder: Path) -> dict[str, Any]:
     """In a process of its own: open the index and ask it."""
-    store, reference = Store(str(folder)), json.loads((folder / "manifest.ref").read_text())
-    manifest, queries = read_manifest(store, StoredFile(**reference)), np.load(folder / "queries.npy")
+    reference, queries, points, places = pickle.loads((folder / "asked.pkl").read_bytes())
+    store = Store(str(folder))
+    manifest = read_manifest(store, StoredFile(**reference))
     with AnonymousPeak() as memory:
         begun = time.process_time()
         group = ShardGroup(store, manifest)
@@ -169,55 +102,121 @@ def ask(folder: Path) -> dict[str, Any]:
     again_s = time.process_time() - begun
     group.find(queries, K)
     single = [spent_ms(lambda q=query: group.find(q[None], K)) for query in queries]
-    batch = min(spent_ms(lambda: group.find(queries, K)) for _ in range(3)) / len(queries)
+    batch = queries[np.arange(64) % len(queries)]
+    batch_ms = min(spent_ms(lambda: group.find(batch, K)) for _ in range(3)) / len(batch)
     plain = ShardGroup(store, replace(manifest, short_codes=None))
-    plain_ms = []
-    expected, found = [], group.find(queries[:COMPARED], K)[1][:, 0]
-    for query in queries[:COMPARED]:
-        begun = time.process_time()
-        expected.append(int(plain.find(query[None], K)[1][0, 0]))
-        plain_ms.append(1e3 * (time.process_time() - begun))
+    begun = time.process_time()
+    expected = [plain.find(query[None], SHORTLIST) for query in queries]
+    plain_ms = 1e3 * (time.process_time() - begun) / len(queries)
+    found = group.find(queries, K)[1][:, 0]
+    right = np.array([ids[0, 0] for _, ids in expected]) == places
     predicted = predict_memory(manifest.rows, 128)
-    return {
+    result = {
         "open_s": open_s,
         "open_again_s": again_s,
         "ms_batch_1": float(np.median(single)),
-        "ms_batch_64": batch,
-        "plain_ms": float(np.median(plain_ms)),
-        "kept": float(np.mean(found == expected)),
+        "ms_batch_64": batch_ms,
+        "plain_ms": plain_ms,
+        "plain_first": int(right.sum()),
+        "queries": len(queries),
+        "kept": float(np.mean(found[right] == places[right])),
         "memory_bytes": memory.bytes,
-        "predicted_bytes": predicted,
         "predicted_to_actual": predicted / max(1, memory.bytes),
+    }
+    if points is not None:
+        result |= measure_evidence(group, queries, points, places, expected)
+    return result
+
+
+def measure_evidence(
+    group: ShardGroup,
+    queries: np.ndarray,
+    points: Sequence[QueryPoints],
+    places: np.ndarray,
+    expected: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> dict[str, Any]:
+    """Stages of a verified answer, warm; and its firsts against those of a shortlist by all signs."""
+    answer_by_stages(group, queries[0], points[0])
+    answers = [answer_by_stages(group, *one) for one in zip(queries, points, strict=True)]
+    stages = {name: float(np.median([cost[name][0] for _, cost in answers])) for name in answers[0][1]}
+    firsts = np.array([int(one.image_ids[one.order()[0]]) for one, _ in answers]) == places
+    full = [
+        gather_evidence(group, one, ids[0], similarity[0])
+        for one, (similarity, ids) in zip(points, expected, strict=True)
+    ]
+    right = np.array([int(one.image_ids[one.order()[0]]) for one in full]) == places
+    return {
+        "stages_ms": stages,
+        "evidence_ms": float(np.median([sum(ms for ms, _ in cost.values()) for _, cost in answers])),
+        "plain_verified_first": int(right.sum()),
+        "verified_first": int(firsts.sum()),
+        "verified_kept": float(np.mean(firsts[right])),
+    }
+
+
+def answer_by_stages(
+    group: ShardGroup, vector: np.ndarray, points: QueryPoints
+) -> tuple[Ranking, dict[str, tuple[float, float]]]:
+    """The answer, and CPU and wall milliseconds of shortlist, scores by words, and geometry of the head."""
+    cost: dict[str, tuple[float, float]] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        begun, wall = time.process_time(), time.perf_counter()
+        result = call()
+        cost[name] = 1e3 * (time.process_time() - begun), 1e3 * (time.perf_counter() - wall)
+        return result
+
+    similarity, ids = timed("shortlist", lambda: group.find(vector[None], SHORTLIST))
+    selective = timed("words", lambda: score_points_of(group, points, ids[0]))
+    head = ids[0][choose_head(ids[0], similarity[0], selective)]
+    evidence = timed("geometry", lambda: verify_points_of(group, points, head))
+    found = dict(zip(head.tolist(), evidence, strict=True))
+    return Ranking(ids[0], similarity[0], selective, found, {}), cost
+
+
+def ask_cold(folder: Path) -> dict[str, Any]:
+    """Queries that nobody asked before, once no file is in the system's cache."""
+    reference, queries, points, _ = pickle.loads((folder / "asked.pkl").read_bytes())
+    store = Store(str(folder))
+    group = ShardGroup(store, read_manifest(store, StoredFile(**reference)))
+    for path in (folder / "index").rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    costs = [answer_by_stages(group, *one)[1] for one in zip(queries[:COLD_QUERIES], points, strict=False)]
+    return {
+        "cold_stages_ms": {name: float(np.median([one[name][0] for one in costs])) for name in costs[0]},
+        "cold_wall_ms": {name: float(np.median([one[name][1] for one in costs])) for name in costs[0]},
     }
 
 
 def scan_generated(rows: int) -> dict[str, Any]:
-    """Short codes of so many rows, made in memory: a scan of all, and of an eighth of the lists."""
-    vectors = read_sources(None)
+    """Short codes of so many rows, made in memory: a scan of all, and of a quarter of the lists."""
+    vectors = units(np.random.default_rng(0).standard_normal((512, DIM)))
     result: dict[str, Any] = {"rows": rows}
     for kind, lists in (("pq", 0), ("ivf-pq", LISTS)):
-        quantiser = learn_quantiser(vectors, sketch(vectors), min(lists, len(vectors)), seed=0)
-        if lists:  # as many lists as there would be; which rows are in them does not matter to the time
-            coarse = units(np.random.default_rng(1).standard_normal((lists, 1024)))
+        quantiser = learn_quantiser(vectors, seed=0)
+        if lists:  # which rows are in them does not matter to the time
+            coarse = choose_codec(DIM).encode(np.repeat(vectors, 2, axis=0))
             quantiser = Quantiser(DIM, quantiser.centroids, coarse)
         codes = np.concatenate(list(mix(quantiser.encode(vectors), rows, 8, 7)))
         owners = np.random.default_rng(2).integers(0, max(1, lists), rows, dtype=np.int32)
         with AnonymousPeak() as memory:
-            scan = CodeScan(quantiser, [codes], [owners], max(1, lists // 8))
+            scan = CodeScan(quantiser, [codes], [owners], max(1, lists // 4))
         scan.shortlist(vectors[:1], DEPTH, K)
         spent = [spent_ms(lambda s=scan, q=query: s.shortlist(q[None], DEPTH, K)) for query in vectors[:16]]
         result[kind] = {"scan_ms": float(np.median(spent)), "memory_bytes": memory.bytes}
         predicted = CodeScan.predict_memory(rows, quantiser.code_bytes, lists)
         result[kind]["predicted_to_actual"] = predicted / memory.bytes
-        del codes
+        del codes, scan
     return result
 
 
-def run_apart(*arguments: str) -> dict[str, Any]:
+def run_apart(cache: str, *arguments: str) -> dict[str, Any]:
     """This script in another process, which prints its result."""
-    command = [sys.executable, __file__, *arguments]
-    environment = {**os.environ, "CKN_SCALE_CACHE": tempfile.mkdtemp()}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    command, environment = [sys.executable, __file__, *arguments], {**os.environ, "CKN_SCALE_CACHE": cache}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -225,25 +224,29 @@ def run_apart(*arguments: str) -> dict[str, Any]:
 def extrapolate(measured: list[dict[str, Any]], generated: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Groups of ten million rows, each with a core: by the line through what was measured."""
     sizes = np.array([one["rows"] for one in measured], float)
-    fits = {
+    lines = {
         name: np.polyfit(sizes, [one[name] for one in measured], 1)
-        for name in ("ms_batch_1", "memory_bytes", "open_s")
+        for name in ("ms_batch_1", "memory_bytes", "open_again_s")
     }
-    rows = []
-    for total in (10**7, 10**8, 10**9):
-        groups = -(-total // GENERATED_ROWS)
-        group = {name: float(np.polyval(line, GENERATED_ROWS)) for name, line in fits.items()}
-        disk = measured[-1]["disk_bytes_per_row"] * total
-        one = {"rows": total, "groups": groups, "disk_bytes": disk, "ms_a_group": group["ms_batch_1"]}
-        one |= {
+    group = {name: float(np.polyval(line, GENERATED_ROWS)) for name, line in lines.items()}
+    if generated is not None:  # what few lists save of a scan
+        group["ms_lists"] = group["ms_batch_1"] - generated["pq"]["scan_ms"] + generated["ivf-pq"]["scan_ms"]
+    verifying = measured[-1].get("evidence_ms", 0.0) - measured[-1].get("stages_ms", {}).get("shortlist", 0.0)
+    return [
+        {
+            "rows": total,
+            "groups": -(-total // GENERATED_ROWS),
+            "disk_bytes": measured[-1]["disk_bytes_per_row"] * total,
+            "points_bytes": measured[-1]["points_bytes_per_row"] * total,
             "memory_bytes_a_group": group["memory_bytes"],
+            "ms_a_group": group["ms_batch_1"],
+            "ms_a_group_with_lists": group.get("ms_lists"),
+            "ms_of_evidence": verifying,
+            "open_again_s": group["open_again_s"],
             "code_core_s": total / measured[-1]["code_rows_per_s"],
         }
-        if generated is not None:
-            lists_ms = generated["ivf-pq"]["scan_ms"] - generated["pq"]["scan_ms"] + group["ms_batch_1"]
-            one["ms_a_group_with_lists"] = lists_ms
-        rows.append(one)
-    return rows
+        for total in (10**7, 10**8, 10**9)
+    ]
 
 
 def draw(measured: list[dict[str, Any]], fitted: list[dict[str, Any]], path: Path) -> None:
@@ -252,55 +255,66 @@ def draw(measured: list[dict[str, Any]], fitted: list[dict[str, Any]], path: Pat
     figure = Figure(figsize=(9, 3), layout="constrained")
     axes = figure.subplots(1, 3)
     panels: tuple[tuple[str, Callable[..., float], Callable[..., float]], ...] = (
-        ("disk, GB", lambda one: one["disk_bytes_per_row"] * one["rows"], lambda one: one["disk_bytes"]),
+        (
+            "disk without points, GB",
+            lambda one: one["disk_bytes_per_row"] * one["rows"] / 1e9,
+            lambda one: one["disk_bytes"] / 1e9,
+        ),
         (
             "memory, GB",
-            lambda one: one["memory_bytes"],
-            lambda one: one["groups"] * one["memory_bytes_a_group"],
+            lambda one: one["memory_bytes"] / 1e9,
+            lambda one: one["groups"] * one["memory_bytes_a_group"] / 1e9,
         ),
         ("ms a query, one core a group", lambda one: one["ms_batch_1"], lambda one: one["ms_a_group"]),
     )
     for axis, (title, seen, fit) in zip(axes, panels, strict=True):
-        scale = 1e9 if "GB" in title else 1
         for rows, value, form, label in ((measured, seen, "o-", "measured"), (fitted, fit, "s--", "fit")):
-            axis.loglog(
-                [one["rows"] for one in rows], [value(one) / scale for one in rows], form, label=label
-            )
+            axis.loglog([one["rows"] for one in rows], [value(one) for one in rows], form, label=label)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("images")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=80)
 
 
+def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    sources = draw_sources(64) if options.run is None else read_sources(options.run, options.queries)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, tempfile.TemporaryDirectory() as cache:
+        one = write_index(Path(folder), rows, sources)
+        one |= run_apart(cache, "--ask", folder)
+        if sources.points is not None:
+            one |= run_apart(cache, "--ask-cold", folder)
+    return one
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", default="10000,100000,1000000")
-    parser.add_argument("--vectors", type=Path, help="(N, 32768) real vectors, N ≥ 576")
+    parser.add_argument("--run", help="a published run whose images rows are made of")
+    parser.add_argument("--queries", type=int, default=100, help="of RUN, at most")
     parser.add_argument("--folder", type=Path, help="where files are written; a temporary one by default")
     parser.add_argument("--no-generated", action="store_true", help="leave out the ten million")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ask-cold", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--scan", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     set_compute_threads(1)
-    if options.ask is not None or options.scan is not None:
-        print(json.dumps(ask(options.ask) if options.ask is not None else scan_generated(options.scan)))
-        return
-    vectors, measured = read_sources(options.vectors), []
+    for wanted, call in ((options.ask, ask), (options.ask_cold, ask_cold), (options.scan, scan_generated)):
+        if wanted is not None:
+            print(json.dumps(call(wanted)))
+            return
+    measured = []
     for rows in [int(one) for one in options.rows.split(",")]:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            one = write_index(Path(folder), rows, vectors)
-            measured.append(one | run_apart("--ask", folder))
+        measured.append(measure(rows, options))
         print(json.dumps(measured[-1]), flush=True)
-    generated = None if options.no_generated else run_apart("--scan", str(GENERATED_ROWS))
+    generated = None if options.no_generated else run_apart("", "--scan", str(GENERATED_ROWS))
     fitted = extrapolate(measured, generated) if len(measured) > 1 else []
     for line in (generated, *fitted):
         print(json.dumps(line), flush=True)
     if options.json is not None:
-        options.json.write_text(
-            json.dumps({"measured": measured, "generated": generated, "fit": fitted}, indent=1)
-        )
+        every = {"measured": measured, "generated": generated, "fit": fitted}
+        options.json.write_text(json.dumps(every, indent=1))
     if options.png is not None and fitted:
         draw(measured, fitted, options.png)
 

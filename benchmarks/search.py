@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ckn_scale.core.coarse_lists import learn_lists
 from ckn_scale.core.numerics import import_faiss, set_compute_threads
-from ckn_scale.core.short_codes import Quantiser, learn_quantiser, sketch
+from ckn_scale.core.short_codes import Quantiser, learn_quantiser
 from ckn_scale.core.vector_codes import SignCodec, empty_sign_index
 from ckn_scale.core.vector_index import QUERY_BITS, build_exact, build_signs
 from ckn_scale.search.filters import only_ids
@@ -145,7 +146,8 @@ def compare(kind: str, rows: int, folder: Path) -> list[dict[str, Any]]:
     quantiser = None
     if "pq" in kind:
         sample = vectors[:4096]
-        quantiser = learn_quantiser(sample, sketch(sample), LISTS if kind == "ivf-pq" else 0, seed=0)
+        coarse = learn_lists(sample.__getitem__, len(sample), LISTS, 0) if kind == "ivf-pq" else None
+        quantiser = learn_quantiser(sample, seed=0, coarse=coarse)
     plain = make_plain(vectors, kind)
     batches = {"1": queries[:1], str(QUERIES): queries}
     rival = {name: measure_plain(plain, asked, kind) for name, asked in batches.items()}

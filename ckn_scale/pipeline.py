@@ -19,17 +19,15 @@ from ckn_scale.steps.augment_index import AugmentIndex, list_augmented_shards
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.compress_index import (
-    LearnQuantiser,
     MakeCodes,
     MeasureShortlist,
-    choose_kind,
-    count_lists,
     describe_choice,
     write_coded_manifest,
 )
 from ckn_scale.steps.draw_queries import draw_queries, write_draw
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.find_copies import DrawReferences, FindCopies
+from ckn_scale.steps.learn_quantiser import LearnQuantiser, choose_kind, count_lists
 from ckn_scale.steps.plan_images import OnChanges, Source, draw_background, plan_images, record_background
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.publish import (

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.short_codes import learn_quantiser, sketch
+from ckn_scale.core.coarse_lists import learn_lists
+from ckn_scale.core.short_codes import learn_quantiser
 from ckn_scale.core.vector_codes import SignCodec
 from ckn_scale.core.vector_index import StoredIndex, build_exact, build_signs
 from ckn_scale.schemas import THUMBNAILS
@@ -108,7 +109,9 @@ def make_index(vectors: np.ndarray, ids: np.ndarray, kind: str) -> StoredIndex:
 def add_short_codes(index: SyntheticIndex, *, lists: int, depth: int, probes: int) -> IndexManifest:
     """The manifest of the same shards with short codes."""
     store, folder = index.run.store, f"codes-{new_attempt()}"
-    quantiser = learn_quantiser(index.vectors, sketch(index.vectors), lists, seed=0)
+    vectors = index.vectors
+    coarse = learn_lists(vectors.__getitem__, len(vectors), lists, 0) if lists else None
+    quantiser = learn_quantiser(vectors, seed=0, coarse=coarse)
     named = save_model(store, "quantiser", quantiser.to_part())
     shards = []
     for shard in index.manifest.shards:

@@ -74,8 +74,9 @@ def _describe_evidence(evidence: dict[str, Any]) -> str:
         f"{count} (1 in {1 / float(rate):,.0f})" for rate, count in evidence["thresholds"].items()
     )
     others = sum(evidence["other_pairs"].values())
+    words = f"points have {evidence['words']:,} words; " if evidence.get("words") else ""
     return (
-        f"inliers of a match by false-alarm rate: {inliers}; of {others} other random pairs "
+        f"{words}inliers of a match by false-alarm rate: {inliers}; of {others} other random pairs "
         f"{evidence['false_alarms']} reach the first, of {evidence['planted']} other planted views "
         f"{evidence['matched']} the last"
     )

@@ -3,8 +3,7 @@
 A vector is cut into up to 256 pieces, each kept as the number of the nearest of 16 centroids: 128 bytes for
 32,768 numbers, which FAISS scans 4 bits at a time (fast-scan). The pieces are of the vector as it is: a
 rotation before the cut, or a projection, costs more recall than twice the bytes bring (benchmarks/README.md).
-For tens of millions of rows the codes lie in lists by the nearest of many coarse centroids, of a sketch
-of the vector with 1,024 numbers, and a query looks at the nearest lists only.
+For tens of millions of rows the codes lie in lists (`coarse_lists.py`): a query looks at the nearest only.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ckn_scale.core.coarse_lists import choose_codec, open_lists
 from ckn_scale.core.kmeans import cluster
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.sampling import hash_priorities
 from ckn_scale.core.topk import RowMask
-from ckn_scale.core.vector_index import MOST_DROPPED, as_matrix
+from ckn_scale.core.vector_index import MOST_DROPPED, StoredIndex, as_matrix
 
 # FAISS sums the pieces in 16 bits. With more than 256 of them the sum of a very good match overflows, and
 # the best rows are lost.
@@ -30,19 +29,17 @@ MAX_PIECES = 256
 NUMBERS_PER_PIECE = 4  # at least
 CENTROIDS = 16
 ITERATIONS = 15
-SKETCH_DIM = 1024
-COARSE_ITERATIONS = 10
-VECTORS_PER_LIST = 39  # that a coarse centroid is learned from, at least
 BLOCK_ROWS = 16  # codes are made in padded blocks of this size, so that a row does not depend on its company
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Centroids (pieces, 16, numbers) of the pieces, and coarse ones (lists, sketch); lists may be 0."""
+    """Centroids (pieces, 16, numbers) of the pieces, and codes of those of the lists, as `learn_lists` gives
+    them; there may be none."""
 
     dim: int
     centroids: np.ndarray
-    coarse: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    coarse: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.uint8))
 
     @property
     def code_bytes(self) -> int:
@@ -72,12 +69,15 @@ class Quantiser:
         """(N, dim) → (N,) int32: the list of each row; 0 when there is one list only."""
         if not self.num_lists:
             return np.zeros(len(rows), np.int32)
-        return np.array([self.rank_lists(row)[0] for row in rows], np.int32)
+        return self.rank_lists(rows, 1)[:, 0].astype(np.int32)
 
-    def rank_lists(self, row: np.ndarray) -> np.ndarray:
-        """(dim,) → (lists,) int64: all lists, the nearest first, ties by number."""
-        scores = self.coarse @ sketch(row[None])[0]
-        return np.argsort(-scores, kind="stable")
+    def rank_lists(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """(N, dim) → (N, count) int64: the nearest lists of each row, ties by number."""
+        return self._lists.search(rows, count)[1]
+
+    @cached_property
+    def _lists(self) -> StoredIndex:
+        return open_lists(self.coarse, self.dim)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -112,6 +112,8 @@ class Quantiser:
         pieces, of_each, width = centroids.shape
         if of_each != CENTROIDS or pieces % 2 or not dim <= pieces * width:
             raise ValueError(f"centroids {centroids.shape} are none of vectors of {dim} numbers")
+        if len(coarse) and coarse.shape[1] != choose_codec(dim).code_bytes:
+            raise ValueError(f"lists {coarse.shape} are none of vectors of {dim} numbers")
         return cls(dim, centroids, coarse)
 
 
@@ -121,9 +123,9 @@ def count_pieces(dim: int) -> int:
 
 
 def learn_quantiser(
-    vectors: np.ndarray, coarse_sketches: np.ndarray, lists: int, seed: int, *, device: str = "cpu"
+    vectors: np.ndarray, seed: int, *, coarse: np.ndarray | None = None, device: str = "cpu"
 ) -> Quantiser:
-    """From (N, dim) vectors, and (N', sketch) sketches for the coarse centroids; `lists` 0: none.
+    """From (N, dim) vectors; `coarse` is what `learn_lists` gave, None: no lists.
 
     Fewer than 16 vectors are repeated: their codes are exact. On `device` the clusters are found.
     """
@@ -142,30 +144,8 @@ def learn_quantiser(
         cluster(parts[:, one].contiguous().to(device), CENTROIDS, iterations=ITERATIONS, seed=seed)
         for one in range(pieces)
     ]
-    coarse = np.empty((0, 0), np.float32)
-    if lists:
-        points = torch.from_numpy(coarse_sketches).to(device)
-        found = cluster(points, lists, iterations=COARSE_ITERATIONS, seed=seed, spherical=True)
-        coarse = found.cpu().numpy()
-    return Quantiser(dim, torch.stack(learned).cpu().numpy(), coarse)
-
-
-def sketch(rows: np.ndarray) -> np.ndarray:
-    """(N, dim) → (N, ≤ 1,024) unit rows: numbers far apart are added with signs by hash.
-
-    It keeps inner products up to an error of 1/√1,024, and costs one pass.
-    """
-    dim = rows.shape[1]
-    if dim <= SKETCH_DIM:
-        folded = np.asarray(rows, np.float32)
-    else:
-        signs = 1 - 2 * (hash_priorities(1, np.arange(dim)) % np.uint64(2)).astype(np.float32)
-        padded = np.zeros((len(rows), -(-dim // SKETCH_DIM) * SKETCH_DIM), np.float32)
-        padded[:, :dim] = rows * signs
-        folded = padded.reshape(len(rows), -1, SKETCH_DIM).sum(axis=1)
-    lengths = np.linalg.norm(folded, axis=1, keepdims=True)
-    unit: np.ndarray = folded / np.maximum(lengths, 1e-20)
-    return unit
+    centroids = torch.stack(learned).cpu().numpy()
+    return Quantiser(dim, centroids) if coarse is None else Quantiser(dim, centroids, coarse)
 
 
 class CodeScan:
@@ -204,7 +184,7 @@ class CodeScan:
         if probes == self.num_lists:
             near = np.tile(np.arange(probes), (len(queries), 1))
         else:
-            near = np.stack([self.quantiser.rank_lists(query)[:probes] for query in queries])
+            near = self.quantiser.rank_lists(queries, probes)
         near = np.ascontiguousarray(near, np.int64)
         padded = np.zeros((len(queries), self._index.d), np.float32)
         padded[:, : queries.shape[1]] = queries

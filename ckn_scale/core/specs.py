@@ -13,6 +13,9 @@ from typing import Any, Literal
 MAX_WORDS = 65_536  # the words of descriptors are stored as uint16
 BYTES_PER_FRAME, BYTES_PER_WORD = 9, 2  # of a stored point
 WORDS_PER_IMAGE = DESCRIPTORS_PER_WORD = 12  # of the sample that the words of points are learned from
+# So many words were measured on hundreds of images. More make chance rarer and matching cheaper, which counts
+# among millions, and ask for as many images, so that they are words of more than these.
+USUAL_WORDS = 4096
 CLOSED: dict[str, Any] = {"extra": "forbid"}  # read by pydantic: a misspelt key is an error
 
 
@@ -214,8 +217,8 @@ class PointsSpec:
     max_points: int = 800  # of an image; 0: none are kept, and nothing is learned for them
     dim: int = 128  # of each channel; a code has a bit for each
     whitening: float = 0.75
-    num_words: int = 4096
-    num_descriptors: int = 60_000
+    num_words: int = 16_384
+    num_descriptors: int = 200_000  # at most, of as many patches as were sampled
     kmeans_iterations: int = 10
     seed: int = 0
 
@@ -230,8 +233,9 @@ class PointsSpec:
 
     def count_words(self, num_images: int, num_descriptors: int) -> int:
         """A power of two: at most WORDS_PER_IMAGE words an image of the sample (its points resemble each
-        other), and as many descriptors a word."""
-        supported = min(WORDS_PER_IMAGE * num_images, num_descriptors // DESCRIPTORS_PER_WORD, self.num_words)
+        other), and as many descriptors a word; above USUAL_WORDS, an image of the sample for each."""
+        by_images = min(WORDS_PER_IMAGE * num_images, max(USUAL_WORDS, num_images))
+        supported = min(by_images, num_descriptors // DESCRIPTORS_PER_WORD, self.num_words)
         return 1 << max(supported, 1).bit_length() - 1
 
     @property

@@ -37,6 +37,7 @@ from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outco
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries, unpack_points
 from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import read_ids
+from ckn_scale.storage.models import load_model
 from ckn_scale.storage.run_folder import CERTIFY_INDEX
 from ckn_scale.storage.run_records import Certificate, MeasuredEvidence
 from ckn_scale.storage.store import Store
@@ -310,7 +311,13 @@ def _measure_evidence(step: CertifyIndex) -> MeasuredEvidence | None:
         false_alarms=sum(n for one, n in pairs[1].items() if one >= fitted.thresholds[name_rate(1e-3)]),
         planted=len(others),
         matched=sum(query.inliers >= fitted.min_inliers for query in others),
+        words=_count_words(step),
     )
+
+
+def _count_words(step: CertifyIndex) -> int:
+    words = step.planted.manifest.models["points-words"]
+    return int(load_model(step.run.store, "points-words", words).metadata["words"])
 
 
 def _sum_pairs(step: CertifyIndex) -> tuple[tuple[Counter[int], Counter[int]], Counter[int]]:

@@ -1,7 +1,6 @@
 """Compress: short codes of a build's rows, so that a query looks at all of these and compares few rows.
 
-learn_quantiser → make_codes → measure_shortlist → a manifest that names the codes. The quantiser is learned
-once for a generation of models, from vectors drawn by hash, and an append goes on with it. How long the
+make_codes → measure_shortlist → a manifest that names the codes. How long the
 shortlist is, and how many lists a query looks at, is measured: planted queries say where their originals
 stand by code. Half of the queries choose, the other half says what the choice keeps.
 """
@@ -15,14 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from ckn_scale.core.plain_index import read_blocks
-from ckn_scale.core.sampling import hash_priorities, smallest
-from ckn_scale.core.short_codes import VECTORS_PER_LIST, CodeScan, Quantiser, learn_quantiser, sketch
-from ckn_scale.core.vector_codes import make_codec
-from ckn_scale.core.vector_index import KINDS
-from ckn_scale.schemas import read_codes
+from ckn_scale.core.short_codes import CodeScan, Quantiser
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.shortlist import QUANTISER, load_quantiser, open_codes, predict_memory
@@ -30,7 +24,7 @@ from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.augment_index import number_built
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.certify_index import CertifyIndex, PlantedQuery
-from ckn_scale.steps.encode_images import EncodeImages
+from ckn_scale.steps.learn_quantiser import LearnQuantiser
 from ckn_scale.storage.builds import number_rows, position_of
 from ckn_scale.storage.index_files import (
     IndexManifest,
@@ -39,111 +33,22 @@ from ckn_scale.storage.index_files import (
     write_manifest,
     write_short_codes,
 )
-from ckn_scale.storage.models import load_model, save_model
+from ckn_scale.storage.models import load_model
 from ckn_scale.storage.records import new_attempt
 from ckn_scale.storage.run_folder import (
     LEARN_QUANTISER,
     MAKE_CODES,
     MEASURE_SHORTLIST,
-    VECTORS_STAGE,
-    RunFolder,
     index_shard_path,
 )
-from ckn_scale.storage.stored_files import StoredFile, read_table
+from ckn_scale.storage.stored_files import StoredFile
 
 log = logging.getLogger(__name__)
 
-COMPARED_BYTES = 128 * 2**20  # of codes that a query may be compared with: some 20 ms of one core
-ROWS_WITHOUT_LISTS = 10_000_000  # short codes of so many are scanned as a whole
-ROWS_PER_LIST = 2_500
-TRAINING_BYTES = 256 * 2**20  # of vectors that the quantiser is learned from
-TRAINING_VECTORS = 4096  # at most
-FEWEST_SHARDS = 64  # that these vectors are drawn from
 DEPTHS = (2_000, 5_000, 10_000, 20_000)
 PROBED_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 KEPT_IN_LISTS = 0.995
 KEPT = 0.99  # of the queries that a comparison of all rows answers
-_LISTS = 10**6  # a quantiser's number: the generation of the models, then how many lists
-
-
-def choose_kind(wanted: str, manifest: IndexManifest) -> str | None:
-    """`pq` or `ivf-pq`; None when all rows are compared. `wanted` is the setting `index.kind`."""
-    if wanted in ("pq", "ivf-pq") and manifest.rows:
-        return wanted
-    stored = {kind: encoding for encoding, kind in KINDS.items()}[manifest.kind]
-    if wanted != "auto" or manifest.rows * make_codec(stored, manifest.dim).code_bytes <= COMPARED_BYTES:
-        return None
-    return "pq" if manifest.rows <= ROWS_WITHOUT_LISTS else "ivf-pq"
-
-
-def count_lists(kind: str, rows: int) -> int:
-    """A power of four, so that few appends need another quantiser; none where all codes are scanned."""
-    if kind == "pq":
-        return 0
-    lists = 4
-    while lists * 4 * ROWS_PER_LIST <= rows:
-        lists *= 4
-    return lists
-
-
-@dataclass(frozen=True, eq=False)
-class LearnQuantiser(Step):
-    """One shard, whose number says for which models and how many lists: it is learned once."""
-
-    generation: int
-    lists: int
-
-    name = LEARN_QUANTISER
-    sections = (*EncodeImages.sections, "index")
-
-    def shard_ids(self) -> Sequence[int]:
-        return [self.generation * _LISTS + self.lists]
-
-    @property
-    def file(self) -> StoredFile:
-        """What was learned."""
-        return self.log.committed()[self.shard_ids()[0]].files[QUANTISER]
-
-    def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        encoded = self.run.commits(EncodeImages.name).committed()
-        files = [commit.files[VECTORS_STAGE] for _, commit in sorted(encoded.items())]
-        seed = self.settings.sample.seed
-        wanted = max(TRAINING_VECTORS, VECTORS_PER_LIST * self.lists)
-        drawn = _draw_files(files, wanted, seed)
-        vectors, sketches = _draw_vectors(self.run, drawn, wanted if self.lists else 0, seed)
-        lists = min(self.lists, len(sketches))
-        learned = learn_quantiser(vectors, sketches, lists, seed, device=self.settings.numerics.device)
-        file = save_model(self.run.store, QUANTISER, learned.to_part())
-        return ShardResult(files={QUANTISER: file}, report={"vectors": len(vectors), "lists": lists})
-
-
-def _draw_files(files: Sequence[StoredFile], wanted: int, seed: int) -> list[StoredFile]:
-    """By hash, until they hold twice what is wanted, and some dozens: not all of a large run is read."""
-    drawn: list[StoredFile] = []
-    for place in smallest(hash_priorities(seed, np.arange(len(files))), len(files)):
-        if len(drawn) >= FEWEST_SHARDS and sum(file.rows for file in drawn) >= 2 * wanted:
-            break
-        drawn.append(files[place])
-    return drawn
-
-
-def _draw_vectors(
-    run: RunFolder, files: Sequence[StoredFile], sketched: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors that pieces are learned from, and sketches of the first `sketched` images, by hash of ids."""
-    tables = [read_table(run.store, file) for file in files]
-    codec = make_codec(
-        tables[0].schema.metadata[b"encoding"].decode(), int(tables[0].schema.metadata[b"dim"])
-    )
-    usable = [table.filter(pc.equal(table.column("state"), "ok")) for table in tables]
-    ids = np.concatenate([table.column("image_id").to_numpy() for table in usable])
-    codes = np.concatenate([read_codes(table) for table in usable])
-    order = smallest(hash_priorities(seed, ids), len(ids))
-    held = min(TRAINING_VECTORS, max(16, TRAINING_BYTES // (4 * codec.dim)))
-    vectors = codec.decode(codes[order[:held]])
-    blocks = [order[start : start + 256] for start in range(0, min(sketched, len(order)), 256)]
-    sketches = [sketch(codec.decode(codes[block])) for block in blocks]
-    return vectors, np.concatenate(sketches) if sketches else np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,8 +166,11 @@ class MeasureShortlist(Step):
         """(Q,) where the list of the original stands among the lists that are nearest to the query."""
         if not self.quantiser.num_lists:
             return np.zeros(len(self.queries), np.int64)
+        if not self.queries:
+            return np.zeros(0, np.int64)
         owners = self.quantiser.assign(np.array([query.original for query, _ in self.queries]))
-        ranked = [self.quantiser.rank_lists(vector) for _, vector in self.queries]
+        vectors = np.array([vector for _, vector in self.queries])
+        ranked = self.quantiser.rank_lists(vectors, self.quantiser.num_lists)
         places = [int(np.flatnonzero(one == own)[0]) for one, own in zip(ranked, owners, strict=True)]
         return np.array(places, np.int64)
 

@@ -188,6 +188,7 @@ class MeasuredEvidence:
     false_alarms: int = 0  # of the other half's pairs, at or above the threshold of 1 in 1,000
     planted: int = 0  # views of the other half
     matched: int = 0  # of them, that are a match with their original
+    words: int = 0  # that points are matched by; 0 in records before it was counted
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> MeasuredEvidence:

@@ -16,9 +16,10 @@ from ckn_scale.pipeline import index_images
 from ckn_scale.runs.delete_images import delete_images
 from ckn_scale.runs.verify import verify_run
 from ckn_scale.search.engine import open_index
-from ckn_scale.steps import compress_index
+from ckn_scale.steps import compress_index, learn_quantiser
 from ckn_scale.steps.compress_index import MakeCodes, MeasureShortlist
 from ckn_scale.storage.index_files import read_manifest
+from ckn_scale.storage.models import load_model
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -54,7 +55,10 @@ def test_answers_are_those_of_a_run_that_compares_all_rows(coded, reference, pho
 
 def test_the_certificate_says_what_was_chosen_and_what_it_keeps(coded):
     kind, run = coded
-    found = asdict(RunFolder.open(str(run)).versions.latest().certificate)["shortlist"]
+    certificate, models = RunFolder.open(str(run)).versions.latest().certificate, manifest_of(run).models
+    words = load_model(RunFolder.open(str(run)).store, "points-words", models["points-words"])
+    assert certificate.evidence.words == len(words.arrays["centroids"]) > 1
+    found = asdict(certificate)["shortlist"]
     assert (found["kind"], found["used"], found["depth"]) == (kind, True, 2000)
     assert found["queries"] + found["tuned_on"] > 10
     assert found["kept"] >= (0.99 if kind == "pq" else 0.5) * found["queries"]  # lists of 20 images are short
@@ -117,7 +121,7 @@ def test_what_is_deleted_leaves_the_answers_and_the_codes_stay(coded, photos, tm
 
 
 def test_auto_does_not_use_codes_that_lose_answers(photos, reference, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(compress_index, "COMPARED_BYTES", 0)
+    monkeypatch.setattr(learn_quantiser, "COMPARED_BYTES", 0)
     monkeypatch.setattr(compress_index, "DEPTHS", (1,))
     monkeypatch.setattr(MeasureShortlist, "count_before", lambda step: 0 * step.levels + 5)
     make_run(photos, tmp_path / "run", reference, "auto")

@@ -11,18 +11,14 @@ import pytest
 from photo_runs import OVERRIDES, index_here
 
 from ckn_scale.config import load_settings
+from ckn_scale.core.coarse_lists import learn_lists, predict_memory
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.core.specs import ReductionSpec
 from ckn_scale.processes import SPAWN
-from ckn_scale.runs.estimate import (
-    SAMPLE_STEPS,
-    _on_line,
-    _reduction_bytes,
-    count_sgd_steps,
-    estimate_run,
-    list_sizes,
-)
+from ckn_scale.runs.estimate import SAMPLE_STEPS, _on_line, _reduction_bytes, estimate_run
+from ckn_scale.runs.estimate_index import estimate_index
+from ckn_scale.runs.step_sizes import count_sgd_steps, list_sizes
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.train_reduction import learn_reduction
 from ckn_scale.storage.run_folder import RunFolder
@@ -61,6 +57,23 @@ def test_sgd_is_timed_by_its_steps(photos, tmp_path):
     # Both are a step's time times their number: a busy machine moves that little, a wrong number a lot.
     assert 0.2 < (searching / descending) / (counts["search_rates"] / counts["train_layer"]) < 5
     assert descending > 1e6 * 50e-6, "no processor takes a step of four layers in 50 µs"
+
+
+def test_joining_with_neighbours_grows_with_the_square_and_short_codes_in_a_line():
+    settings = load_settings("compact", None, ["index.augment=5"])
+    few, many = (
+        estimate_index(settings, rows, 8192).steps["augment_index"].seconds for rows in (10**5, 10**6)
+    )
+    assert 30 < many / few < 300, "a hundredfold, but for noise and what is done once a row"
+    assert estimate_index(load_settings("compact"), 1000, 32768).lines() == []
+    coded = estimate_index(load_settings("compact"), 10**6, 32768)
+    assert (coded.kind, coded.code_bytes) == ("pq", 128)
+    assert 300e6 < coded.serving_bytes < 600e6  # benchmarks/scale.py: 435 MB
+    assert coded.steps["make_codes"].stored_bytes == 132 * 10**6
+    listed = estimate_index(load_settings("compact"), 10**8, 32768)
+    assert listed.kind == "ivf-pq"
+    assert listed.learning_bytes > coded.learning_bytes
+    assert "short codes (ivf-pq): 128 bytes an image in memory" in listed.lines()[0]
 
 
 class Vlads(Sequence):
@@ -109,6 +122,22 @@ def test_memory_of_the_reduction_is_predicted_within_a_quarter(method, count, di
     with ProcessPoolExecutor(1, SPAWN) as pool:
         grown, predicted = pool.submit(learn_and_weigh, method, count, dim, directions).result()
     assert 0.75 < predicted / grown < 1.25
+
+
+def learn_lists_and_weigh(dim, lists):
+    set_compute_threads(1)
+    rows = np.random.default_rng(0).standard_normal((lists + 40, dim), np.float32)
+    learn_lists(rows[:, :64].__getitem__, 20, 3, 0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = read_memory("VmRSS")
+    learn_lists(rows.__getitem__, len(rows), lists, 0)
+    return read_memory("VmHWM") - before, predict_memory(dim, lists)
+
+
+def test_memory_of_lists_is_predicted_within_a_fifth():
+    with ProcessPoolExecutor(1, SPAWN) as pool:
+        grown, predicted = pool.submit(learn_lists_and_weigh, 32768, 256).result()
+    assert 0.8 < predicted / grown < 1.2
 
 
 def test_bytes_are_predicted_within_a_quarter(photos, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic_index import DIM, add_short_codes, publish_synthetic, random_units
 
-from ckn_scale.core.short_codes import learn_quantiser, sketch
+from ckn_scale.core.short_codes import learn_quantiser
 from ckn_scale.errors import CorruptData
 from ckn_scale.search.filters import Filter, only_ids
 from ckn_scale.search.shard import ShardGroup
@@ -94,7 +94,7 @@ def test_a_group_of_some_shards_and_of_none(tmp_path):
 def test_what_belongs_to_other_vectors_is_refused(tmp_path):
     _, _, index, manifest = open_group(tmp_path, "exact", 0, "even")
     other = np.random.default_rng(0).standard_normal((40, 2 * DIM)).astype(np.float32)
-    wrong = save_model(index.run.store, "quantiser", learn_quantiser(other, sketch(other), 0, 0).to_part())
+    wrong = save_model(index.run.store, "quantiser", learn_quantiser(other, 0).to_part())
     spec = replace(manifest.short_codes, quantiser=wrong)
     with pytest.raises(CorruptData, match=r"is for vectors of 32 numbers, the index has 16"):
         ShardGroup(index.run.store, replace(manifest, short_codes=spec))

@@ -44,6 +44,7 @@ CERTIFICATE = {
         "false_alarms": 0,
         "planted": 8,
         "matched": 7,
+        "words": 4096,
     },
     "shortlist": {},
     "carried_from": None,

@@ -16,7 +16,11 @@ from ckn_scale.core.specs import PointsSpec, ProjectionSpec
         (20, 16_000, 128),
         (100, 60_000, 1024),
         (1_500, 60_000, 4096),
+        (1_500, 200_000, 4096),  # no more words than images above 4,096
+        (8_191, 100_000, 4096),
         (20_000, 60_000, 4096),
+        (20_000, 100_000, 8192),  # a full sample: a large collection
+        (20_000, 200_000, 16_384),
         (100, 3_000, 128),  # images with few points
         (1, 30, 2),
         (1, 3, 1),
@@ -26,10 +30,9 @@ def test_words_are_as_many_as_the_sample_supports(num_images, num_descriptors, w
     assert PointsSpec().count_words(num_images, num_descriptors) == words
 
 
-def test_more_words_are_asked_for_by_settings():
-    """For millions of images, say."""
-    assert PointsSpec(num_words=16_384).count_words(20_000, 60_000) == 4096, "too few descriptors"
-    assert PointsSpec(num_words=16_384).count_words(20_000, 240_000) == 16_384
+def test_words_are_limited_by_settings():
+    assert PointsSpec(num_words=65_536).count_words(20_000, 10**6) == 16_384, "too few images"
+    assert PointsSpec(num_words=65_536).count_words(70_000, 10**6) == 65_536
     assert PointsSpec(num_words=1000).count_words(20_000, 60_000) == 512, "a power of two"
 
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ckn_scale.core.coarse_lists import learn_lists
 from ckn_scale.core.short_codes import (
     CodeScan,
     Quantiser,
     count_pieces,
     learn_quantiser,
-    sketch,
 )
 from ckn_scale.core.topk import RowMask
 
@@ -21,7 +21,8 @@ def unit_rows(count: int, seed: int = 0, dim: int = DIM) -> np.ndarray:
 
 
 def learn(rows: np.ndarray, lists: int = 0) -> Quantiser:
-    return learn_quantiser(rows[:400], sketch(rows[:400]), lists, seed=3)
+    coarse = learn_lists(rows[:400].__getitem__, 400, lists, 3) if lists else None
+    return learn_quantiser(rows[:400], seed=3, coarse=coarse)
 
 
 def scan_of(quantiser: Quantiser, rows: np.ndarray, cuts: int = 1, probes: int = 99) -> CodeScan:
@@ -48,6 +49,9 @@ def test_codes_do_not_depend_on_the_company():
         np.concatenate([LISTED.encode(row[None]) for row in ROWS[:40]]), together[:40]
     )
     np.testing.assert_array_equal(LISTED.encode(ROWS[7:31]), together[7:31])
+    lists = LISTED.assign(ROWS)
+    assert [LISTED.assign(row[None])[0] for row in ROWS[:40]] == lists[:40].tolist()
+    np.testing.assert_array_equal(LISTED.rank_lists(ROWS, 8)[:, 0], lists)
 
 
 def test_scores_are_inner_products_with_the_centroids():
@@ -67,7 +71,7 @@ def test_scores_are_inner_products_with_the_centroids():
 def test_pieces_by_dimension(dim, pieces):
     assert count_pieces(dim) == pieces
     rows = unit_rows(30, dim=dim)
-    quantiser = learn_quantiser(rows, sketch(rows), 0, seed=0)
+    quantiser = learn_quantiser(rows, seed=0)
     scan = scan_of(quantiser, rows)
     # The sum of 256 pieces fits into FAISS's 16 bits: a row finds itself, the best match there can be.
     assert (scan.score(rows, 1)[1][:, 0] == np.arange(30)).mean() > (0.9 if dim > 90 else 0)
@@ -124,22 +128,15 @@ def test_learning_is_the_same_each_time_and_travels_as_a_part():
     np.testing.assert_array_equal(back.assign(ROWS), LISTED.assign(ROWS))
     with pytest.raises(ValueError, match="are none of vectors of 5000 numbers"):
         Quantiser.from_part(LISTED.to_part()._replace(metadata={"dim": 5000}))
+    sketches = LISTED.to_part()
+    sketches.arrays["coarse"] = np.zeros((8, 1024), np.float32)  # of an earlier release
+    with pytest.raises(ValueError, match=r"lists \(8, 1024\) are none of vectors of 96 numbers"):
+        Quantiser.from_part(sketches)
 
 
 def test_few_vectors_are_enough_and_none_are_refused():
     rows = unit_rows(3)
-    codes = learn_quantiser(rows, sketch(rows), 0, seed=0).encode(rows)
+    codes = learn_quantiser(rows, seed=0).encode(rows)
     assert len(np.unique(codes, axis=0)) == 3
     with pytest.raises(ValueError, match="got none"):
-        learn_quantiser(rows[:0], sketch(rows), 0, seed=0)
-
-
-def test_a_sketch_keeps_inner_products():
-    rows = unit_rows(60, dim=8192)
-    rows[1] = rows[0] + 0.01 * rows[1]
-    short = sketch(rows)
-    assert short.shape == (60, 1024)
-    assert np.abs(short @ short.T - rows @ rows.T).max() < 6 / np.sqrt(1024)
-    np.testing.assert_allclose(
-        sketch(rows[:2, :500]), rows[:2, :500] / np.linalg.norm(rows[:2, :500], axis=1)[:, None], rtol=1e-5
-    )
+        learn_quantiser(rows[:0], seed=0)
