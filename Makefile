@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,demo,test
 ARGS ?=
 
-.PHONY: install demo test lint format chaos soak clean
+.PHONY: install demo test lint format chaos soak long-run clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -29,8 +29,12 @@ test: install
 chaos: install
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/chaos.py $(ARGS)
 
-# A hundred thousand images from plan to publish, watched; half an hour. ARGS="--images 5000" for less.
+# A server asked for ten minutes while its run changes and its replicas are killed. ARGS="--minutes 2" for less.
 soak: install
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/serving/soak.py $(ARGS)
+
+# A hundred thousand images from plan to publish, watched; half an hour. ARGS="--images 5000" for less.
+long-run: install
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt matplotlib
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/long_run.py $(ARGS)
 

@@ -122,6 +122,11 @@ def stop_server(server: RunningServer) -> int:
     return code
 
 
+def list_descendants(root: int) -> list[int]:
+    parents = _read_parents()
+    return [pid for pid in parents if root in _ancestors(pid, parents)]
+
+
 def _read_parents() -> dict[int, int]:
     parents = {}
     for entry in Path("/proc").iterdir():
