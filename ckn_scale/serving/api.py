@@ -37,7 +37,7 @@ def make_api(router: SearchRouter, exporters: Sequence[Exporter] = ()) -> Reques
     add_index_routes(app, router)
     add_pages(app)
     gate = RequestGate(app, router.settings)
-    watch_requests(app, gate, router, exporters)
+    watch_requests(app, gate, router, queue, exporters)
     return gate
 
 

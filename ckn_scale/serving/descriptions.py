@@ -11,7 +11,9 @@ JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": FILE}}}
 
 
 def errors(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse} for status in statuses}
+    """Errors of these statuses; what asks for a key (401) may also refuse key, site (403) and host (421)."""
+    guards = (403, 421) if 401 in statuses else ()
+    return {status: {"model": ErrorResponse} for status in (*statuses, *guards)}
 
 
 def describe_body(**content: dict[str, Any]) -> dict[str, Any]:

@@ -54,9 +54,17 @@ GROUP_VERSION = Metric(
 )
 GROUP_IMAGES = Metric("ckn_scale_group_images", "gauge", "Images that a shard group holds", ("group",))
 IN_FLIGHT = Metric("ckn_scale_requests_in_flight", "gauge", "Requests under way in this ingress replica")
+SEARCHES = Metric(
+    "ckn_scale_searches_in_flight", "gauge", "Searches that run or wait in this ingress replica"
+)
+WAIT = Metric(
+    "ckn_scale_queue_wait_seconds",
+    "gauge",
+    "What one more search would wait; beyond max_wait_s it is refused",
+)
 METRICS = (
     *(REQUESTS, REQUEST_SECONDS, PHASE_SECONDS, REJECTED, ANSWERS, PARTIAL, FOUND, LEFT_OUT),
-    *(GROUP_VERSION, GROUP_IMAGES, IN_FLIGHT),
+    *(GROUP_VERSION, GROUP_IMAGES, IN_FLIGHT, SEARCHES, WAIT),
 )
 
 

@@ -48,8 +48,7 @@ QUERIES = PHOTOS[:6]
 K = 5
 TINY = ("--preset", "tiny", "--set", "plan.images_per_shard=4")
 EVENTS = ("append", "delete", "append", "rollback", "gc")
-KILLS = ("shards-0", "encoder", "shards-1", "ingress")
-MAX_DELETED = 6
+KILLS = ("shards-0", "ingress", "encoder", "shards-1")
 GROWTH = 1.25  # of the last third's memory over the middle third's
 Seen = tuple[int, str, bool, tuple[tuple[int, float], ...]]  # version, query, partial, ids and scores
 
@@ -114,49 +113,49 @@ class Disturber:
         self.done: Counter[str] = Counter()
 
     def go_on_until(self, ends: float, pause_s: float) -> None:
+        """Each change of the run goes on while a replica dies."""
         for event, victim in self._deck():
-            for act, argument in ((getattr(self, event), None), (self.kill, victim)):
-                if time.monotonic() > ends:
-                    return
-                act() if argument is None else act(argument)
-                time.sleep(pause_s)
+            if time.monotonic() > ends:
+                return
+            with subprocess.Popen(getattr(self, event)(), stderr=subprocess.PIPE, text=True) as changing:
+                time.sleep(self.rng.uniform(0.0, 4.0))
+                self.kill(victim)
+                _, complaints = changing.communicate()
+            if changing.returncode != 0:
+                raise SystemExit(f"{event} ended with {changing.returncode}: {complaints}")
+            self.done[event] += 1
+            time.sleep(pause_s)
 
     def _deck(self) -> Iterator[tuple[str, str]]:
         while True:
             events = self.rng.sample(EVENTS, len(EVENTS))
-            yield from zip(events, self.rng.choices(KILLS, k=1) + list(KILLS), strict=True)
+            yield from zip(events, (*KILLS, self.rng.choice(KILLS)), strict=True)
 
-    def append(self) -> None:
+    def append(self) -> list[str]:
         number = self.done["append"]
         view = render_view(
             read_photo(PHOTOS[number % len(PHOTOS)]), sorted(VIEWS)[number % len(VIEWS)], number
         )
         (self.images / f"added-{number:04d}.jpg").write_bytes(encode_jpeg(view, 88))
-        self._call("append", "index", self.images, self.run, *TINY, "--append", "--accept", "--workers", "0")
+        return index_command("index", self.images, self.run, *TINY, "--append", "--accept", "--workers", "0")
 
-    def delete(self) -> None:
-        if self.done["delete"] < MAX_DELETED:
-            self._call("delete", "delete", self.run, str(len(INDEXED) - 1 - self.done["delete"]))
+    def delete(self) -> list[str]:
+        place = min(
+            self.done["delete"], len(INDEXED) - 1
+        )  # nothing is left then, and the same id is named again
+        return index_command("delete", self.run, str(len(INDEXED) - 1 - place))
 
-    def rollback(self) -> None:
+    def rollback(self) -> list[str]:
         current = open_index(self.run).version
-        self._call(
-            "rollback", "rollback", self.run, str(self.rng.randint(1, current - 1) if current > 1 else 1)
-        )
+        return index_command("rollback", self.run, str(self.rng.randint(1, max(1, current - 1))))
 
-    def gc(self) -> None:
-        self._call("gc", "gc", self.run, "--grace-h", "0")
+    def gc(self) -> list[str]:
+        return index_command("gc", self.run, "--grace-h", "0")
 
     def kill(self, deployment: str) -> None:
         pid = wait_for(lambda: self.server.find_replica(deployment), f"a replica of {deployment}")
         os.kill(pid, signal.SIGKILL)
         self.done[f"kill {deployment}"] += 1
-
-    def _call(self, event: str, *arguments: str | Path) -> None:
-        result = subprocess.run(index_command(*arguments), capture_output=True, text=True)
-        if result.returncode != 0:
-            raise SystemExit(f"{event} ended with {result.returncode}: {result.stderr}")
-        self.done[event] += 1
 
 
 class MemoryWatch:
@@ -276,7 +275,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pause-s", type=float, default=4.0, help="between one disturbance and the next")
+    parser.add_argument("--pause-s", type=float, default=2.0, help="between one disturbance and the next")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ckn-soak-") as folder:
         figures, well = soak(
