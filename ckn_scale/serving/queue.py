@@ -18,6 +18,7 @@ from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.settings import ServeSettings
 
 SEARCHES_REMEMBERED = 32
+SEARCHES_NEEDED = 8  # before anyone is refused because of their times
 
 
 @dataclass
@@ -48,10 +49,13 @@ class SearchQueue:
     @property
     def interval_s(self) -> float:
         """From one search's end to the next one's, when there are enough of them."""
-        return statistics.fmean(self._intervals_s) if self._intervals_s else 0.0
+        if len(self._intervals_s) < SEARCHES_NEEDED:
+            return 0.0
+        cut = len(self._intervals_s) // 8  # a first search is slow, and so is what met a hiccup
+        return statistics.fmean(sorted(self._intervals_s)[cut:-cut])
 
     def estimate_wait_s(self, searches: int = 1) -> float:
-        """How long the last of so many more would wait for its turn; 0 until something was measured."""
+        """How long the last of so many more would wait for its turn; 0 until enough were measured."""
         return self.interval_s * max(0.0, self._under_way + searches - self._num_threads)
 
     def check_free(self, searches: int = 1) -> None:

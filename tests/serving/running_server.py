@@ -25,6 +25,7 @@ from ckn_scale.serving.app import resolve_access
 from ckn_scale.serving.local import answering
 
 KEY = "a key of the tests"
+PATIENCE_S = 120.0  # a busy machine is no reason for 429 where that is not what is tested
 SERVER = """
 import json, sys
 from ckn_scale.serving.app import serve_run
@@ -73,7 +74,8 @@ class AnsweringServer:
 @contextlib.contextmanager
 def local_server_of(run: Path, **settings: Any) -> Iterator[AnsweringServer]:
     """`serve --local` in a thread of this process, up within a second; `settings` of ServeSettings."""
-    checked, _ = resolve_access("127.0.0.1", [KEY], {"run_url": str(run), **settings}, insecure=False)
+    values = {"run_url": str(run), "max_wait_s": PATIENCE_S, **settings}
+    checked, _ = resolve_access("127.0.0.1", [KEY], values, insecure=False)
     with answering(checked) as url, make_client(url) as client:
         yield AnsweringServer(url, client)
 
@@ -98,7 +100,7 @@ class RunningServer(AnsweringServer):
 
 def start_server(home: Path, **arguments: Any) -> RunningServer:
     """serve_run in a child process with a home of its own, once it answers."""
-    arguments = {"port": free_port(), **arguments}
+    arguments = {"port": free_port(), "max_wait_s": PATIENCE_S, **arguments}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment.update(HOME=str(home), OMP_NUM_THREADS="1")
     command = [sys.executable, "-c", SERVER, json.dumps(arguments)]
