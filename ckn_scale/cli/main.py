@@ -29,6 +29,7 @@ from ckn_scale.cli.search import search
 from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
 from ckn_scale.cli.status import digest, failures, gc, status, verify
+from ckn_scale.cli.study import study
 from ckn_scale.cli.versions import delete, purge, rollback, versions
 from ckn_scale.errors import CknScaleError
 
@@ -38,7 +39,7 @@ VERBS = (
     *(status, failures, verify, digest, gc),
     *(versions, delete, purge, rollback, export, copies),
     *(search, explain, serve, demo),
-    *(report, build_patches),
+    *(report, build_patches, study),
 )
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it

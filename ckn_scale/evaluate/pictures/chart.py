@@ -22,6 +22,7 @@ class Panel:
     x_label: str
     x: Sequence[float]
     curves: Mapping[str, np.ndarray]
+    ticks: Sequence[str] | None = None  # what stands at each of `x`, where that is not the number
 
 
 def require_matplotlib() -> None:
@@ -32,21 +33,30 @@ def require_matplotlib() -> None:
         raise MissingDependency("charts need matplotlib: pip install 'ckn-scale[charts]'") from error
 
 
-def draw_panels(panels: Sequence[Panel], *, y_label: str, y_limits: tuple[float, float]) -> np.ndarray:
-    """(H, W, 3) uint8: panels side by side with one y axis; the legend is in the first."""
+def draw_panels(
+    panels: Sequence[Panel], *, y_label: str, y_limits: tuple[float, float], columns: int | None = None
+) -> np.ndarray:
+    """(H, W, 3) uint8: panels, `columns` in a row, with one y axis; the legend is in the first."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     ink, grid = _to_unit(INK), _to_unit(FAINT)
-    size = (len(panels) * PANEL_INCHES[0], PANEL_INCHES[1])
+    columns = min(columns or len(panels), len(panels))
+    rows = -(-len(panels) // columns)
+    size = (columns * PANEL_INCHES[0], rows * PANEL_INCHES[1])
     figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")  # no pyplot: it keeps global state
     canvas = FigureCanvasAgg(figure)
-    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in places[len(panels) :]:
+        unused.set_axis_off()
+    for panel, axes in zip(panels, places, strict=False):
         for position, (name, values) in enumerate(panel.curves.items()):
             colour = _to_unit(PALETTE[position % len(PALETTE)])
             axes.plot(panel.x, values, color=colour, marker="o", markersize=4, label=name)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=y_label, xticks=panel.x, ylim=y_limits)
+        if panel.ticks is not None:
+            axes.set_xticks(panel.x, panel.ticks, rotation=20 if max(map(len, panel.ticks)) > 6 else 0)
         axes.grid(color=grid)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,130 @@
+"""`ckn-scale study`: the paper's studies on the user's data, each a table and a picture."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ckn_scale.cli.evaluate import EvaluateOptions, count_workers
+from ckn_scale.cli.output import announce
+from ckn_scale.cli.progress import ProgressDisplay
+from ckn_scale.errors import InputError
+
+NAMES = Literal[
+    "network", "projection", "dense", "crop", "gravity", "context", "training", "supervision", "robustness"
+]
+
+
+def study(
+    name: Annotated[NAMES, typer.Argument(metavar="NAME", help="What is varied, see above.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="The folder of the data set.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder: study.json, study.txt, study.png.")],
+    *,
+    protocol: Annotated[
+        Literal["mikolajczyk", "rome", "holidays", "ukbench", "oxford", "groups", "photos"],
+        typer.Option(help="How DATA is laid out and scored; photos: any images, for robustness."),
+    ],
+    descriptors: Annotated[str | None, typer.Option(help="Curves, as `evaluate` names them.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=20, help="Image sets: codebooks to average over.")] = 3,
+    photos: Annotated[int, typer.Option(min=1, help="Robustness: photographs, drawn by hash.")] = 8,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
+    ] = None,
+    options: EvaluateOptions,
+) -> None:
+    """One of the paper's studies: settings changed one at a time, measured on DATA.
+
+    \b
+    network      orientations, pooling, sub-patches, filters and α of CKN-grad
+    projection   PCA dimensions × whitening
+    dense        Hessian-Affine and dense points, with the same and with changed pooling
+    crop         Oxford's queries cut to their box or whole
+    gravity      dominant orientation against "up is up"
+    context      how much a region shows around its point
+    training     how many patches filters and projections are learned from
+    supervision  descriptors with and without labels
+    robustness   blur, light, turn and scale of any photographs
+
+    Each measurement is kept in OUT when it is done: stopped by ^C or anything else, the same command goes on.
+    What cannot be measured is left out of the table, and the reason is below it.
+
+    \b
+    ckn-scale study projection oxford_affine/ out/ --protocol mikolajczyk --train-images bsds500/
+    ckn-scale study robustness photos/ out/ --protocol photos --descriptors rootsift,ckn-grad
+    ckn-scale report out/study.json -o report.html
+    """
+    from ckn_scale.evaluate.studies.declared import STUDIES
+
+    chosen = STUDIES[name]
+    if protocol not in chosen.protocols:
+        raise InputError(f"the study {name} takes --protocol {' or '.join(chosen.protocols)}, got {protocol}")
+    prepare_folder(out, name)
+    overrides = [] if options.detector is None else [f'keypoints.detector="{options.detector}"']
+    settings = options.load(*overrides)
+    announce(f"study {name}: {chosen.question}")
+    from ckn_scale.core.numerics import set_compute_threads
+    from ckn_scale.evaluate.cache import ContentCache
+    from ckn_scale.evaluate.machine import describe_machine
+    from ckn_scale.evaluate.report import write_file, write_json
+    from ckn_scale.evaluate.studies.measure import Bench, run_study
+    from ckn_scale.evaluate.studies.present import draw_study, format_study
+
+    set_compute_threads(settings.numerics.threads)
+    started, names = time.monotonic(), (descriptors or chosen.descriptors).split(",")
+    with ProgressDisplay() as display:
+        bench = Bench(
+            protocol,
+            data,
+            options.train_images or data,
+            lambda *more, preset=None: options.load(*overrides, *more, preset=preset),
+            ContentCache(options.cache, int(options.cache_gb * 1e9)),
+            display.show_count,
+            seeds=range(seeds),
+            workers=count_workers(workers, settings.numerics.device),
+            num_photos=photos,
+        )
+        bench.check()
+        rows = run_study(chosen, bench, [one.strip() for one in names], out)
+    unit = "score of 4" if protocol == "ukbench" else "mAP in points"
+    text = format_study(chosen.question, unit, rows)
+    print(text)
+    if all(row["figure"] is None for row in rows):
+        raise InputError(f"nothing could be measured: {rows[0]['reason']}")
+    write_file(out / "study.txt", f"{text}\n".encode())
+    content = {
+        "study": name,
+        "question": chosen.question,
+        "protocol": protocol,
+        "unit": unit,
+        "data": str(data.absolute()),
+        "trained_on": str(options.train_images or data),
+        "rows": rows,
+        "seconds": round(time.monotonic() - started, 1),
+        "machine": describe_machine(),
+        "settings": settings.model_dump(mode="json"),
+    }
+    write_json(options.json_file or out / "study.json", content)
+    import cv2
+
+    picture = draw_study(chosen.question, unit, rows)
+    write_file(out / "study.png", cv2.imencode(".png", picture[..., ::-1])[1].tobytes())
+
+
+def prepare_folder(out: Path, name: str) -> None:
+    """One study each; refused before any work, as is a missing matplotlib."""
+    from ckn_scale.evaluate.pictures.chart import require_matplotlib
+
+    require_matplotlib()
+    marker = out / "study.name"
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: OUT is a folder")
+    if out.is_dir() and any(out.iterdir()):
+        found = marker.read_text().strip() if marker.is_file() else None
+        if found != name:
+            what = "other files" if found is None else f"the study {found}"
+            raise InputError(f"{out} holds {what}: name another folder for the study {name}")
+    out.mkdir(parents=True, exist_ok=True)
+    marker.write_text(f"{name}\n")
