@@ -16,6 +16,7 @@ from ckn_scale.errors import ImageRejected, InputError
 if TYPE_CHECKING:
     from ckn_scale.client import Answer, Client
     from ckn_scale.search.engine import Expansion, Index
+    from ckn_scale.search.hits import Answer as LocalAnswer
 
 KEY_VARIABLE = "CKN_SCALE_API_KEY"
 RunOrServer = Annotated[
@@ -25,7 +26,13 @@ RunOrServer = Annotated[
 
 def search(
     run: RunOrServer,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Query images: paths or URIs.")],
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE…", help="Query images: paths or URIs.")
+    ] = None,
+    image_ids: Annotated[
+        list[int] | None,
+        typer.Option("--id", min=0, help="An indexed image, by its id, instead. May be repeated."),
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Hits per query.")] = 10,
     box: Annotated[
         str | None,
@@ -66,21 +73,25 @@ def search(
     ckn-scale search run/ photo.jpg -k 5
     ckn-scale search run/ photo.jpg --box 120,80,360,300
     ckn-scale search run/ photo.jpg --expand -k 100
+    ckn-scale search run/ --id 1234
     ckn-scale search http://host:8000 photo.jpg -k 5
     ckn-scale search run/ photo.jpg --filter 'year>=2020' --filter 'uri^=s3://bucket/2020/'
     """
-    corners = None if box is None else parse_box(box, len(images))
+    queries = _list_queries(images, image_ids)
+    corners = None if box is None else parse_box(box, len(queries))
+    if corners is not None and image_ids:
+        raise InputError("--box goes with an image file: an indexed one is searched for as a whole")
     expansion: Expansion = "discriminative" if discriminative else expand
     options = {"verify": verify, "expand": expansion, "filter": filters or None}
     if is_server(run):
-        found = _ask_server(run, api_key_file, images, k, corners, {**options, "version": version})
+        found = _ask_server(run, api_key_file, queries, k, corners, {**options, "version": version})
     elif api_key_file is not None:
         raise InputError(f"--api-key-file is for a server, http://host:port, and {run} is a run folder")
     else:
         announce(f"opening {run}", quiet=as_json)
         from ckn_scale.search.engine import open_index
 
-        found = _search_run(open_index(run, version), images, k, corners, options)
+        found = _search_run(open_index(run, version), queries, k, corners, options)
     if as_json:
         decision = {} if found.decision is None else {"min_inliers": found.decision.min_inliers}
         print_json({"version": found.version, "results": found.results, **decision})
@@ -88,6 +99,13 @@ def search(
         _print_results(found)
     if any("error" in result for result in found.results):
         raise typer.Exit(1)
+
+
+def _list_queries(images: list[str] | None, image_ids: list[int] | None) -> list[str | int]:
+    """Files by name, indexed images by id."""
+    if bool(images) == bool(image_ids):
+        raise InputError("name query images, or indexed ones with --id: one or the other")
+    return [*(images or []), *(image_ids or [])]
 
 
 def is_server(run: str) -> bool:
@@ -125,31 +143,39 @@ class Decision(Protocol):
 
 
 def _search_run(
-    index: Index, images: list[str], k: int, box: list[float] | None, options: dict[str, Any]
+    index: Index, queries: list[str | int], k: int, box: list[float] | None, options: dict[str, Any]
 ) -> Found:
     """All images that can be used are searched for together."""
+    if all(isinstance(one, int) for one in queries):
+        answers = [index.similar(int(one), k, **options) for one in queries]
+        results = [_describe_answer(one, answer) for one, answer in zip(queries, answers, strict=True)]
+    else:
+        results = _search_files(index, [str(one) for one in queries], k, box, options)
+    return Found(index.version, results, index.calibration if index.can_verify else None)
+
+
+def _search_files(
+    index: Index, images: list[str], k: int, box: list[float] | None, options: dict[str, Any]
+) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     queries = []
     for image in images:
-        result: dict[str, Any] = {"query": image, "hits": []}
         try:
             queries.append(index.encode_query(image, box))
+            results.append({"query": image})
         except ImageRejected as rejected:
-            result["error"] = {"state": rejected.state, "reason": rejected.reason}
-        results.append(result)
+            error = {"state": rejected.state, "reason": rejected.reason}
+            results.append({"query": image, "hits": [], "error": error})
     asked = [result for result in results if "error" not in result]
-    answers = index.search_queries(queries, k, **options)
-    for result, answer in zip(asked, answers, strict=True):
-        result["hits"] = [hit.to_form() for hit in answer]
-        if answer.found is not None:
-            result["found"] = answer.found
-    return Found(index.version, results, index.calibration if index.can_verify else None)
+    for result, answer in zip(asked, index.search_queries(queries, k, **options), strict=True):
+        result.update(_describe_answer(result["query"], answer))
+    return results
 
 
 def _ask_server(
     url: str,
     api_key_file: Path | None,
-    images: list[str],
+    images: list[str | int],
     k: int,
     box: list[float] | None,
     options: dict[str, Any],
@@ -170,20 +196,22 @@ def _ask_server(
 
 
 def _search_one(
-    client: Client, image: str, k: int, box: list[float] | None, options: dict[str, Any]
+    client: Client, image: str | int, k: int, box: list[float] | None, options: dict[str, Any]
 ) -> Answer | ImageRejected:
+    if isinstance(image, int):
+        return client.similar(image, k, **options)
     try:
         return client.search(image, k, box, **options)
     except ImageRejected as rejected:
         return rejected
 
 
-def _describe_answer(image: str, answer: Answer) -> dict[str, Any]:
-    result: dict[str, Any] = {"query": image, "hits": [hit.to_form() for hit in answer]}
+def _describe_answer(query: str | int, answer: Answer | LocalAnswer) -> dict[str, Any]:
+    result: dict[str, Any] = {"query": query, "hits": [hit.to_form() for hit in answer]}
     if answer.found is not None:
         result["found"] = answer.found
-    if answer.partial:
-        result.update(partial=True, coverage=answer.coverage)
+    if getattr(answer, "partial", False):
+        result.update(partial=True, coverage=getattr(answer, "coverage", 1.0))
     return result
 
 
@@ -202,7 +230,8 @@ def read_key(path: Path | None) -> str | None:
 
 def _print_results(found: Found) -> None:
     for result in found.results:
-        print(result["query"])
+        query = result["query"]
+        print(f"image {query}" if isinstance(query, int) else query)
         if "error" in result:
             print(f"  {result['error']['state']}: {result['error']['reason']}")
         if "partial" in result:

@@ -6,6 +6,7 @@ what matches a hit that matches the query is found by a chain of two links.
 
     choose_hits        inliers of the head     →  the hits that help
     make_hit_points    a hit's points, its box →  what matching needs of them
+    widen_points       points of one word each →  the same with more words, for matching
     merge_points       query and hits          →  one query for `score_shortlist`
     average_vectors    query and hits          →  one vector
     separate_vectors   the same and images of other things  →  a vector that tells them apart
@@ -65,10 +66,11 @@ def make_hit_points(
     inside = ((at >= low - margin) & (at <= high + margin)).all(axis=1)
     words, codes = points.words[inside], points.codes[inside]
     hit = QueryPoints(words[:, None], codes[:, None], unpacked[inside], size_px, num_scored=1)
-    return hit if centroids is None else _widen(hit, centroids)
+    return hit if centroids is None else widen_points(hit, centroids)
 
 
-def _widen(hit: QueryPoints, centroids: np.ndarray) -> QueryPoints:
+def widen_points(hit: QueryPoints, centroids: np.ndarray) -> QueryPoints:
+    """Points of one stored word each, with the words that matching takes besides."""
     own, own_codes = hit.words[:, 0], hit.codes[:, 0]
     restored = restore_descriptors(own, own_codes, centroids)
     number = min(MATCHED_ASSIGNMENTS, len(centroids))

@@ -10,33 +10,38 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.encoder import ImageEncoder
+from ckn_scale.core.encoder import EncodedImage, ImageEncoder
 from ckn_scale.core.evidence import SHORTLIST
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import compute_threads, require_device
 from ckn_scale.core.ranking import Ranking, expand_ranking
-from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.errors import InputError
 from ckn_scale.search.cache import FileCache
 from ckn_scale.search.evidence import (
     GroupCandidates,
     Query,
     add_evidence,
     gather_evidence,
+    leave_out,
+    load_query,
     make_query,
     rank_best,
 )
 from ckn_scale.search.filters import FilterLike, as_filter
-from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, name_image
-from ckn_scale.search.shard import Allowed, Hit, ShardGroup
+from ckn_scale.search.hits import Answer as Answer
+from ckn_scale.search.hits import Hit
+from ckn_scale.search.matches import PairMatch, match_encoded, match_stored
+from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes, naming_image
+from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import open_version
 from ckn_scale.storage.index_files import IndexManifest
 from ckn_scale.storage.models import load_models
@@ -47,19 +52,6 @@ Expansion: TypeAlias = Literal[False, True, "discriminative"]
 Images: TypeAlias = "list[ImageLike] | tuple[ImageLike, ...]"
 
 IMAGES_AT_ONCE = 16  # of a list: their patches share batches, and lie in memory together
-
-
-class Answer(list[Hit]):
-    """Hits, best first."""
-
-    def __init__(self, hits: Iterable[Hit] = (), *, verified: bool = False) -> None:
-        super().__init__(hits)
-        self.verified = verified
-
-    @property
-    def found(self) -> bool | None:
-        """Whether a hit shows the same thing as the query; None when that was not looked at."""
-        return any(hit.match for hit in self) if self.verified else None
 
 
 class Index:
@@ -158,6 +150,53 @@ class Index:
         answers = self.search_queries(queries, k, verify=verify, expand=expand, filter=filter)
         return answers if is_list else answers[0]
 
+    def similar(
+        self,
+        image_id: int,
+        k: int = 10,
+        *,
+        verify: bool | None = None,
+        expand: Expansion = False,
+        filter: FilterLike | None = None,
+    ) -> Answer:
+        """The `k` images that show most likely the same as an indexed one, which is not among them.
+
+        It is asked by what is stored of it: nothing is read or encoded. Options and errors as of `search`;
+        InputError when there is no such image.
+        """
+        query = self._load_query(image_id)
+        options: dict[str, Any] = {"verify": verify, "expand": expand, "filter": filter}
+        return self.search_queries([query], k, **options, without=image_id)[0]
+
+    def match(self, one: ImageLike | int, other: ImageLike | int, box: Box | None = None) -> PairMatch:
+        """Which points of two images match under one transform: files, arrays, …, or ids of indexed images.
+
+        `box` is the part of the first that is looked at. `result.judge(index.calibration)` says whether they
+        show the same, and how surely. Raises like `search`, and InputError where the index has no points or
+        no such image.
+        """
+        if isinstance(one, int):
+            if box is not None:
+                raise ValueError("a box goes with an image, not with the id of an indexed one")
+            query = self._load_query(one)
+        else:
+            query = self.encode_query(one, box)
+        if not isinstance(other, int):
+            return match_encoded(query, self._describe([other], None)[0])
+        found = match_stored(self._shards, query, other)
+        if found is None:
+            raise self._no_image(other)
+        return found
+
+    def _load_query(self, image_id: int) -> Query:
+        query = load_query(self._shards, image_id)
+        if query is None:
+            raise self._no_image(image_id)
+        return query
+
+    def _no_image(self, image_id: int) -> InputError:
+        return InputError(f"{self.run_url} version {self.version} has no image {image_id}")
+
     def search_queries(
         self,
         queries: Sequence[Query],
@@ -166,8 +205,12 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        without: int | None = None,
     ) -> list[Answer]:
-        """The answers for images that `encode_query` encoded, together in less time than alone."""
+        """The answers for images that `encode_query` encoded, together in less time than alone.
+
+        The image `without` is in none of them.
+        """
         _check_k(k)
         verify = self._resolve_verify(verify, expand)
         if not queries:
@@ -176,34 +219,18 @@ class Index:
         allowed = None if chosen is None else self._shards.allow(chosen)
         vectors = np.stack([query.vector for query in queries])
         count = max(k, SHORTLIST) if verify else k
-        similarity, image_ids = self._shards.find(vectors, count, allowed=allowed)
+        similarity, image_ids = self._shards.find(vectors, count + (without is not None), allowed=allowed)
+        found = [leave_out(*one, without, count) for one in zip(image_ids, similarity, strict=True)]
         if not verify:
-            pairs = zip(image_ids, similarity, strict=True)
-            return [Answer(self._shards.describe(ids, values)) for ids, values in pairs]
+            return [Answer(self._shards.describe(ids, values)) for ids, values in found]
+        centroids = self._encoder.points.centroids if expand and self._encoder.points is not None else None
+        candidates = GroupCandidates(self._shards, centroids, allowed, without)
         answers = []
-        for query, ids, values in zip(queries, image_ids, similarity, strict=True):
-            ranking = self._verify(query, ids, values, allowed if expand else None, expand=expand)
+        for query, (ids, values) in zip(queries, found, strict=True):
+            ranking = _rank(self._shards, candidates, query, (ids, values), expand)
             ranked = rank_best(ranking, self.calibration, k)
             answers.append(Answer(add_evidence(self._shards, ranked), verified=True))
         return answers
-
-    def _verify(
-        self,
-        query: Query,
-        image_ids: np.ndarray,
-        similarity: np.ndarray,
-        allowed: Allowed | None,
-        *,
-        expand: Expansion,
-    ) -> Ranking:
-        if query.points is None:
-            raise InputError("a query without points cannot be verified: its encoder has no model for them")
-        first = gather_evidence(self._shards, query.points, image_ids, similarity)
-        if not expand or self._encoder.points is None:
-            return first
-        candidates = GroupCandidates(self._shards, self._encoder.points.centroids, allowed)
-        discriminative = expand == "discriminative"
-        return expand_ranking(candidates, query.vector, query.points, first, discriminative=discriminative)
 
     def _resolve_verify(self, verify: bool | None, expand: Expansion) -> bool:
         if expand not in (False, True, "discriminative"):
@@ -261,22 +288,42 @@ class Index:
         return self._shards.thumbnail(image_id)
 
     def _encode(self, images: Sequence[ImageLike], box: Box | None) -> list[Query]:
+        encoded = self._describe(images, box)
+        with nullcontext() if self._threads is None else compute_threads(self._threads):
+            return [make_query(one, self._encoder, box) for one in encoded]
+
+    def _describe(self, images: Sequence[ImageLike], box: Box | None) -> list[EncodedImage]:
         if box is not None:
             check_box(box)
-        queries: list[Query] = []
+        encoded: list[EncodedImage] = []
         for start in range(0, len(images), IMAGES_AT_ONCE):
             files, prepared = [], []
             group = range(start, min(start + IMAGES_AT_ONCE, len(images)))
             for place in group:
-                with _naming_image(images, place):
+                with naming_image(images, place):
                     files.append(image_bytes(images[place]))
             with nullcontext() if self._threads is None else compute_threads(self._threads):
                 for place, data in zip(group, files, strict=True):
-                    with _naming_image(images, place):
+                    with naming_image(images, place):
                         prepared.append(self._encoder.preprocessor.prepare(data, box))
-                encoded = self._encoder.encode_prepared(prepared)
-                queries += [make_query(one, self._encoder, box) for one in encoded]
-        return queries
+                encoded += self._encoder.encode_prepared(prepared)
+        return encoded
+
+
+def _rank(
+    shards: ShardGroup,
+    candidates: GroupCandidates,
+    query: Query,
+    found: tuple[np.ndarray, np.ndarray],
+    expand: Expansion,
+) -> Ranking:
+    if query.points is None:
+        raise InputError("a query without points cannot be verified: its encoder has no model for them")
+    first = gather_evidence(shards, query.points, *found)
+    if not expand:
+        return first
+    discriminative = expand == "discriminative"
+    return expand_ranking(candidates, query.vector, query.points, first, discriminative=discriminative)
 
 
 def open_index(
@@ -344,21 +391,3 @@ def _as_list(image: ImageLike | Images, box: Box | None) -> Sequence[ImageLike]:
 def _check_k(k: int) -> None:
     if operator.index(k) < 1:
         raise ValueError(f"k must be ≥ 1, got {k}")
-
-
-@contextmanager
-def _naming_image(images: Sequence[ImageLike], place: int) -> Iterator[None]:
-    """An error about one image of a list says which it is."""
-    where = f"image {place + 1} of {len(images)}"
-    try:
-        yield
-    except ImageRejected as error:
-        if len(images) == 1:
-            raise
-        reason = f"{where}, {name_image(images[place])}: {error.reason}"
-        raise ImageRejected(error.state, reason) from error
-    except (TypeError, ValueError) as error:
-        if len(images) == 1:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{where}: {error}") from error

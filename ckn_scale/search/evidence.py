@@ -81,7 +81,7 @@ def verify_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarra
         sizes = file.sizes_px(rows)
         evidence = verify_head(query, points, file.read_frames(rows), sizes[:, :2])
         for place, one, size in zip(places.tolist(), evidence, sizes, strict=True):
-            found[place] = one.move(query.original, _to_original(size))
+            found[place] = one.move(query.original, to_original(size))
     return found
 
 
@@ -119,14 +119,26 @@ def rank_best(ranking: Ranking, calibration: Calibration, k: int) -> list[Ranked
 
 
 class GroupCandidates:
-    """The images of a group as `core/ranking.py` asks for them; `allowed` admits some of them only."""
+    """The images of a group as `core/ranking.py` asks for them.
 
-    def __init__(self, group: ShardGroup, centroids: np.ndarray, allowed: Allowed | None = None) -> None:
-        self._group, self._centroids, self._allowed = group, centroids, allowed
+    `allowed` admits some of them only, `without` leaves out one. Without `centroids` hits are not widened.
+    """
+
+    def __init__(
+        self,
+        group: ShardGroup,
+        centroids: np.ndarray | None,
+        allowed: Allowed | None = None,
+        without: int | None = None,
+    ) -> None:
+        self._group, self._centroids = group, centroids
+        self._allowed, self._without = allowed, without
 
     def find(self, vector: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        similarity, ids = self._group.find(vector[None], k, allowed=self._allowed)
-        return ids[0][ids[0] != NO_ID], similarity[0][ids[0] != NO_ID]
+        similarity, ids = self._group.find(
+            vector[None], k + (self._without is not None), allowed=self._allowed
+        )
+        return leave_out(ids[0], similarity[0], self._without, k)
 
     def compare(self, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
         return self._group.compare(vector, image_ids)
@@ -144,7 +156,7 @@ class GroupCandidates:
         for place, one in enumerate(evidence):
             ((shard, _, rows),) = self._group.locate(image_ids[place : place + 1])
             file, size = points_of(shard), points_of(shard).sizes_px(rows)[0]
-            to_working = np.linalg.inv(_to_original(size))
+            to_working = np.linalg.inv(to_original(size))
             box = one.move(np.eye(3), to_working).box or (0.0, 0.0, 0.0, 0.0)
             working_px = int(size[0]), int(size[1])
             words = self._centroids if place < NUM_VERIFIERS else None
@@ -168,9 +180,35 @@ def add_evidence(group: ShardGroup, ranked: Sequence[RankedCandidate]) -> list[H
     return [replace(hit, verified=one.verified) for hit, one in zip(hits, ranked, strict=True)]
 
 
-def _to_original(size: np.ndarray) -> np.ndarray:
+def leave_out(
+    image_ids: np.ndarray, similarity: np.ndarray, image_id: int | None, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first k that are images, and not this one."""
+    kept = image_ids != NO_ID
+    if image_id is not None:
+        kept &= image_ids != image_id
+    return image_ids[kept][:k], similarity[kept][:k]
+
+
+def to_original(size: np.ndarray) -> np.ndarray:
     """(3, 3): pixels of working size → of the original, for the four numbers of `PointFile.sizes_px`."""
     return scale_pixels(size[:2], size[2:] if size[2:].all() else size[:2])
+
+
+def load_query(group: ShardGroup, image_id: int) -> Query | None:
+    """An indexed image as a query, from what is stored of it; None when it is not in this group.
+
+    Its points are in pixels of the upright original, like those of a file.
+    """
+    vector = group.vector(image_id)
+    if vector is None:
+        return None
+    unit = vector / max(float(np.linalg.norm(vector)), 1e-20)
+    ((shard, _, rows),) = group.locate(np.array([image_id]))
+    if shard.points is None:
+        return Query(unit, None)
+    original = to_original(shard.points.sizes_px(rows)[0])
+    return Query(unit, replace(stored_query(shard, int(rows[0])), original=original))
 
 
 def stored_query(shard: OpenShard, row: int) -> QueryPoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -57,6 +58,19 @@ class Hit:
         """As JSON has it; what verification says only where there was one."""
         form = {"image_id": self.image_id, "uri": self.uri, "score": self.score, "columns": self.columns}
         return form if self.verified is None else {**form, **asdict(self.verified)}
+
+
+class Answer(list[Hit]):
+    """Hits, best first."""
+
+    def __init__(self, hits: Iterable[Hit] = (), *, verified: bool = False) -> None:
+        super().__init__(hits)
+        self.verified = verified
+
+    @property
+    def found(self) -> bool | None:
+        """Whether a hit shows the same thing as the query; None when that was not looked at."""
+        return any(hit.match for hit in self) if self.verified else None
 
 
 @dataclass(frozen=True)

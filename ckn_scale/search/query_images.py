@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, TypeAlias
 
 import numpy as np
@@ -61,6 +62,24 @@ def name_image(image: ImageLike) -> str:
     if isinstance(image, str | os.PathLike):
         return os.fspath(image)
     return str(getattr(image, "name", None) or getattr(image, "filename", None) or type(image).__name__)
+
+
+@contextmanager
+def naming_image(images: Sequence[ImageLike], place: int) -> Iterator[None]:
+    """An error about one image of a list says which it is."""
+    where = f"image {place + 1} of {len(images)}"
+    try:
+        yield
+    except ImageRejected as error:
+        if len(images) == 1:
+            raise
+        reason = f"{where}, {name_image(images[place])}: {error.reason}"
+        raise ImageRejected(error.state, reason) from error
+    except (TypeError, ValueError) as error:
+        if len(images) == 1:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{where}: {error}") from error
 
 
 def _file_bytes(file: IO[bytes]) -> bytes:

@@ -20,8 +20,9 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from ckn_scale.serving.forms import SearchFields
+from ckn_scale.serving.forms import MatchRequest, SearchFields
 from ckn_scale.serving.limits import ApiError
+from ckn_scale.serving.messages import Box
 
 Form = TypeVar("Form", bound=BaseModel)
 WHITESPACE = b" \t\r\n"
@@ -54,8 +55,25 @@ def parse_search(
     return check_search(fields, max_k), image
 
 
+def parse_match(body: bytes, content_type: str) -> tuple[bytes | int, bytes | int, Box | None]:
+    """The two images of a match, files or ids, and the part of the first."""
+    media_type = media_type_of(content_type)
+    if media_type != "application/json":
+        raise unsupported(media_type, "application/json")
+    asked = check_form(MatchRequest, parse_object(body))
+    images: list[bytes | int] = []
+    for name, text in (("image", asked.image), ("other", asked.other)):
+        if text is not None:
+            images.append(decode_image_text(text, name))
+    images += [one for one in (asked.image_id, asked.other_id) if one is not None]
+    one, other = images
+    return one, other, asked.box
+
+
 def check_search(fields: Mapping[str, Any], max_k: int) -> SearchFields:
     checked = check_form(SearchFields, fields)
+    if checked.k > max_k:
+        raise bad_request(f"k must be ≤ {max_k}, got {checked.k}")
     if checked.k + checked.offset > max_k:
         raise bad_request(f"k and offset together must be ≤ {max_k}, got {checked.k + checked.offset}")
     return checked

@@ -17,6 +17,7 @@ from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.search.evidence import RankedCandidate
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
+from ckn_scale.search.matches import PairMatch
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.gate import RequestGate
@@ -59,6 +60,14 @@ class EncoderHandle(_ReplicatedHandle):
         encoded: Encoded | Rejected = await self._handle.encode.remote(version, data, box)
         return encoded
 
+    async def match(self, version: int, data: bytes, other: bytes, box: Box | None) -> PairMatch | Rejected:
+        found: PairMatch | Rejected = await self._handle.match.remote(version, data, other, box)
+        return found
+
+    async def widen(self, version: int, hits: Sequence[QueryPoints]) -> list[QueryPoints]:
+        widened: list[QueryPoints] = await self._handle.widen.remote(version, list(hits))
+        return widened
+
     async def preview(self, version: int, data: bytes) -> Preview | Rejected:
         made: Preview | Rejected = await self._handle.preview.remote(version, data)
         return made
@@ -79,6 +88,10 @@ class GroupHandle(_ReplicatedHandle):
         found: Found | BadFilter = await self._handle.find.remote(version, vector, k, wanted)
         return found
 
+    async def compare(self, version: int, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
+        similarity: np.ndarray = await self._handle.compare.remote(version, vector, image_ids)
+        return similarity
+
     async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
         scores: np.ndarray = await self._handle.score.remote(version, points, image_ids)
         return scores
@@ -90,6 +103,26 @@ class GroupHandle(_ReplicatedHandle):
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         hits: list[Hit] = await self._handle.describe.remote(version, list(ranked))
         return hits
+
+    async def load_hits(
+        self, version: int, image_ids: np.ndarray, evidence: Sequence[Evidence]
+    ) -> tuple[np.ndarray, list[QueryPoints]]:
+        loaded: tuple[np.ndarray, list[QueryPoints]] = await self._handle.load_hits.remote(
+            version, image_ids, list(evidence)
+        )
+        return loaded
+
+    async def load_vectors(self, version: int, image_ids: np.ndarray) -> np.ndarray:
+        vectors: np.ndarray = await self._handle.load_vectors.remote(version, image_ids)
+        return vectors
+
+    async def load_query(self, version: int, image_id: int) -> Encoded | None:
+        query: Encoded | None = await self._handle.load_query.remote(version, image_id)
+        return query
+
+    async def match(self, version: int, image_id: int, query: Encoded) -> PairMatch | None:
+        found: PairMatch | None = await self._handle.match.remote(version, image_id, query)
+        return found
 
     async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
         found: IndexedImage | None = await self._handle.look_up.remote(version, image_id)

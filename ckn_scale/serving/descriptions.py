@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckn_scale.serving.forms import ErrorResponse, SearchFields, SearchRequest
+from ckn_scale.serving.forms import ErrorResponse, MatchRequest, SearchFields, SearchRequest
 
 FILE = {"schema": {"type": "string", "format": "binary"}}
 JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": FILE}}}
@@ -27,7 +27,7 @@ def _form_schema() -> dict[str, Any]:
     return {**fields, "properties": {"image": image, **fields["properties"]}, "required": ["image"]}
 
 
-def _query_parameters() -> list[dict[str, Any]]:
+def _query_parameters(*left_out: str) -> list[dict[str, Any]]:
     """The same fields in the query string, for bodies that are the file itself."""
     fields = SearchFields.model_json_schema()["properties"]
     return [
@@ -41,6 +41,7 @@ def _query_parameters() -> list[dict[str, Any]]:
             "explode": name == "filter",
         }
         for name, schema in fields.items()
+        if name not in left_out
     ]
 
 
@@ -55,4 +56,6 @@ SEARCH_BODY = {
     ),
     "parameters": _query_parameters(),
 }
+SIMILAR_FIELDS = {"parameters": _query_parameters("box")}
+MATCH_BODY = describe_body(**{"application/json": {"schema": MatchRequest.model_json_schema()}})
 PREVIEW_BODY = describe_body(**{"image/*": FILE, "application/octet-stream": FILE})

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
+from ckn_scale.core.calibration import Calibration
 from ckn_scale.errors import InputError
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit
 from ckn_scale.serving.messages import Box
-from ckn_scale.serving.router import SearchAnswer, SearchOptions
+from ckn_scale.serving.router import MatchAnswer, SearchAnswer, SearchOptions
 
 MAX_ID = 2**63 - 1
 ImageId = Annotated[int, Path(ge=0, le=MAX_ID)]
+
+
+def check_area(box: Box | None) -> Box | None:
+    if box is not None and not (box[0] < box[2] and box[1] < box[3]):
+        raise ValueError(f"a box needs x1 < x2 and y1 < y2, got {list(box)}")
+    return box
 
 
 class SearchFields(BaseModel):
@@ -32,6 +40,11 @@ class SearchFields(BaseModel):
     verify: bool | None = Field(
         default=None, description="verify hits by their points; by default where the index has points"
     )
+    expand: bool | Literal["discriminative"] = Field(
+        default=False,
+        description="ask once more together with the verified hits; discriminative: "
+        "by what tells them from other images",
+    )
     filter: str | list[str] | None = Field(
         default=None, description="only images that fulfil it: year>=2020; a list: all of its conditions"
     )
@@ -41,12 +54,7 @@ class SearchFields(BaseModel):
     min_score: float | None = Field(default=None, ge=0, le=1, description="only hits of at least this score")
     strict: bool = Field(default=False, description="an error instead of a partial answer")
 
-    @field_validator("box")
-    @classmethod
-    def _box_has_area(cls, box: Box | None) -> Box | None:
-        if box is not None and not (box[0] < box[2] and box[1] < box[3]):
-            raise ValueError(f"a box needs x1 < x2 and y1 < y2, got {list(box)}")
-        return box
+    check_box = field_validator("box")(check_area)
 
     @field_validator("filter")
     @classmethod
@@ -62,6 +70,7 @@ class SearchFields(BaseModel):
             k=self.k,
             offset=self.offset,
             verify=self.verify,
+            expand=self.expand,
             wanted=parse_filter(self.filter),
             min_score=self.min_score,
             strict=self.strict,
@@ -70,6 +79,33 @@ class SearchFields(BaseModel):
 
 class SearchRequest(SearchFields):
     image: str = Field(description="a JPEG, PNG, … file: base64, with or without newlines, or a data URL")
+
+
+class MatchRequest(BaseModel):
+    """`image` with `image_id` or `other`, or `image_id` with `other_id`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    image: str | None = Field(default=None, description="a file, base64 as in a search")
+    image_id: int | None = Field(default=None, ge=0, le=MAX_ID, description="an indexed image")
+    other: str | None = Field(default=None, description="a second file")
+    other_id: int | None = Field(default=None, ge=0, le=MAX_ID, description="a second indexed image")
+    box: tuple[float, float, float, float] | None = Field(
+        default=None, description="the part of `image` that is looked at"
+    )
+
+    check_box = field_validator("box")(check_area)
+
+    @model_validator(mode="after")
+    def _two_images(self) -> MatchRequest:
+        given = {
+            name for name in ("image", "image_id", "other", "other_id") if getattr(self, name) is not None
+        }
+        if given not in ({"image", "image_id"}, {"image", "other"}, {"image_id", "other_id"}):
+            raise ValueError("give image and image_id, image and other, or image_id and other_id")
+        if self.box is not None and self.image is None:
+            raise ValueError("a box goes with image, a file")
+        return self
 
 
 class UriRequest(BaseModel):
@@ -112,6 +148,22 @@ class SearchResponse(BaseModel):
     decision: DecisionForm | None = Field(default=None, description="when hits were verified")
     coverage: float = Field(description="share of the index that was searched")
     partial: bool
+    timings_ms: dict[str, float]
+    request_id: str
+
+
+class MatchResponse(BaseModel):
+    match: bool = Field(description="whether both show the same thing")
+    score: float = Field(description="as of a hit")
+    inliers: int = Field(description="places that agree under one transform")
+    transform: list[list[float]] | None = Field(description="3 × 3, pixels of the first → the second")
+    box: tuple[float, float, float, float] | None = Field(description="around what matches in the second")
+    matches: list[tuple[float, float, float, float]] = Field(
+        description="x, y in the first and x, y in the second, of all verified matches; upright pixels"
+    )
+    sizes: list[tuple[int, int]] = Field(description="width and height of both upright images; of the box")
+    decision: DecisionForm
+    version: int
     timings_ms: dict[str, float]
     request_id: str
 
@@ -193,18 +245,43 @@ class ErrorResponse(BaseModel):
 def make_response(answer: SearchAnswer, timings_ms: Mapping[str, float], request_id: str) -> SearchResponse:
     verdict: dict[str, Any] = {}
     if answer.decision is not None:
-        rate = answer.decision.false_alarm_rate
-        decision = DecisionForm(min_inliers=answer.decision.min_inliers, false_alarm_rate=rate)
-        verdict = {"found": answer.found, "decision": decision}
+        verdict = {"found": answer.found, "decision": _make_decision(answer.decision)}
     return SearchResponse(
         version=answer.version,
         hits=[_make_hit(hit) for hit in answer.hits],
         coverage=answer.coverage,
         partial=answer.partial,
         **verdict,
-        timings_ms={name: round(value, 2) for name, value in timings_ms.items()},
+        timings_ms=_round_times(timings_ms),
         request_id=request_id,
     )
+
+
+def make_match_response(
+    answer: MatchAnswer, timings_ms: Mapping[str, float], request_id: str
+) -> MatchResponse:
+    found = answer.found
+    return MatchResponse(
+        match=answer.match,
+        score=answer.score,
+        inliers=found.inliers,
+        transform=None if found.transform is None else found.transform.tolist(),
+        box=found.box,
+        matches=np.round(found.pairs, 2).tolist(),
+        sizes=list(found.sizes_px),
+        decision=_make_decision(answer.decision),
+        version=answer.version,
+        timings_ms=_round_times(timings_ms),
+        request_id=request_id,
+    )
+
+
+def _make_decision(rule: Calibration) -> DecisionForm:
+    return DecisionForm(min_inliers=rule.min_inliers, false_alarm_rate=rule.false_alarm_rate)
+
+
+def _round_times(timings_ms: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in timings_ms.items()}
 
 
 def _make_hit(hit: Hit) -> HitForm:

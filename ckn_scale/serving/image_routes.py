@@ -10,7 +10,7 @@ from ckn_scale.serving.forms import ImageId, ImageResponse, make_columns
 from ckn_scale.serving.limits import ApiError, BodyReader
 from ckn_scale.serving.messages import Preview
 from ckn_scale.serving.queue import SearchQueue
-from ckn_scale.serving.router import SearchRouter
+from ckn_scale.serving.router import SearchRouter, no_image
 
 KEPT = {"cache-control": "private, max-age=3600"}
 
@@ -71,7 +71,3 @@ def _send_preview(made: Preview) -> Response:
     width, height = made.size_px
     headers = {"cache-control": "no-store", "x-image-width": str(width), "x-image-height": str(height)}
     return Response(made.jpeg, media_type="image/jpeg", headers=headers)
-
-
-def no_image(image_id: int) -> ApiError:
-    return ApiError(404, "not_found", f"the index has no image {image_id}")

@@ -14,6 +14,7 @@ from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.search.evidence import RankedCandidate
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
+from ckn_scale.search.matches import PairMatch
 
 Box = tuple[float, float, float, float]
 Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # (k',) similarities and ids, best first
@@ -102,13 +103,19 @@ class ServedVersion:
 class EncoderClient(Protocol):
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected: ...
 
+    async def match(
+        self, version: int, data: bytes, other: bytes, box: Box | None
+    ) -> PairMatch | Rejected: ...
+
+    async def widen(self, version: int, hits: Sequence[QueryPoints]) -> list[QueryPoints]: ...
+
     async def preview(self, version: int, data: bytes) -> Preview | Rejected: ...
 
     async def prepare(self, version: int) -> bool: ...
 
 
 class GroupClient(Protocol):
-    """A group of shards; `score`, `verify` and `describe` get ids that the group owns."""
+    """A group of shards; where several ids are given the group owns them all."""
 
     async def search(
         self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
@@ -118,11 +125,23 @@ class GroupClient(Protocol):
         self, version: int, vector: np.ndarray, k: int, wanted: Filter | None
     ) -> Found | BadFilter: ...
 
+    async def compare(self, version: int, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray: ...
+
     async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray: ...
 
     async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]: ...
 
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]: ...
+
+    async def load_hits(
+        self, version: int, image_ids: np.ndarray, evidence: Sequence[Evidence]
+    ) -> tuple[np.ndarray, list[QueryPoints]]: ...
+
+    async def load_vectors(self, version: int, image_ids: np.ndarray) -> np.ndarray: ...
+
+    async def load_query(self, version: int, image_id: int) -> Encoded | None: ...
+
+    async def match(self, version: int, image_id: int, query: Encoded) -> PairMatch | None: ...
 
     async def look_up(self, version: int, image_id: int) -> IndexedImage | None: ...
 

@@ -16,20 +16,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ckn_scale.core.evidence import Evidence, QueryPoints
+from ckn_scale.core.expansion import widen_points
 from ckn_scale.core.images import make_preview
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.evidence import (
+    GroupCandidates,
+    Query,
     RankedCandidate,
     add_evidence,
+    load_query,
     make_query,
     score_points_of,
     verify_points_of,
 )
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
+from ckn_scale.search.matches import PairMatch, match_encoded, match_stored
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.batching import Batcher
@@ -82,13 +87,40 @@ class EncoderReplica:
             self._children.put(child)
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
-        encoder, loop = self._encoders.get(version), asyncio.get_running_loop()
+        encoder = self._encoders.get(version)
+        encoded = await self._describe(encoder, data, box)
+        if isinstance(encoded, Rejected):
+            return encoded
+        query = await self._compute(make_query, encoded, encoder, box)
+        return Encoded(query.vector, query.points)
+
+    async def match(self, version: int, data: bytes, other: bytes, box: Box | None) -> PairMatch | Rejected:
+        """Two files beside each other, both encoded."""
+        encoder = self._encoders.get(version)
+        first, second = await asyncio.gather(
+            self._describe(encoder, data, box), self._describe(encoder, other, None)
+        )
+        if isinstance(first, Rejected):
+            return first
+        if isinstance(second, Rejected):
+            return Rejected(second.state, f"the other image: {second.reason}")
+        query = await self._compute(make_query, first, encoder, box)
+        return await self._compute(match_encoded, query, second)
+
+    async def widen(self, version: int, hits: Sequence[QueryPoints]) -> list[QueryPoints]:
+        points = self._encoders.get(version).points
+        if points is None:
+            return list(hits)
+        return [await self._compute(widen_points, hit, points.centroids) for hit in hits]
+
+    async def _describe(self, encoder: ImageEncoder, data: bytes, box: Box | None) -> EncodedImage | Rejected:
         prepared = await self._decode(Preprocessor.prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
-        encoded = await asyncio.wrap_future(self._queries.submit(encoder, prepared))
-        query = await loop.run_in_executor(self._batches, make_query, encoded, encoder, box)
-        return Encoded(query.vector, query.points)
+        return await asyncio.wrap_future(self._queries.submit(encoder, prepared))
+
+    async def _compute(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._batches, work, *arguments)
 
     async def preview(self, version: int, data: bytes) -> Preview | Rejected:
         spec = self._encoders.get(version).preprocessor.images
@@ -166,6 +198,9 @@ class ShardReplica:
     ) -> Found | BadFilter:
         return await self._compute(_find, version, vector, k, wanted)
 
+    async def compare(self, version: int, vector: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
+        return await self._compute(ShardGroup.compare, version, vector, image_ids)
+
     async def score(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
         return await self._compute(score_points_of, version, points, image_ids)
 
@@ -179,6 +214,21 @@ class ShardReplica:
         """`work` on the group, off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, work, self._shards.get(version), *arguments)
+
+    async def load_hits(
+        self, version: int, image_ids: np.ndarray, evidence: Sequence[Evidence]
+    ) -> tuple[np.ndarray, list[QueryPoints]]:
+        return await self._compute(_load_hits, version, image_ids, evidence)
+
+    async def load_vectors(self, version: int, image_ids: np.ndarray) -> np.ndarray:
+        return await self._compute(_load_vectors, version, image_ids)
+
+    async def load_query(self, version: int, image_id: int) -> Encoded | None:
+        query = await self._compute(load_query, version, image_id)
+        return None if query is None else Encoded(query.vector, query.points)
+
+    async def match(self, version: int, image_id: int, query: Encoded) -> PairMatch | None:
+        return await self._compute(match_stored, version, Query(query.vector, query.points), image_id)
 
     async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
         return self._shards.get(version).look_up(image_id)
@@ -209,6 +259,16 @@ class ShardReplica:
 
 def _call(work: Callable[..., Result], *arguments: Any) -> Result:
     return work(*arguments)
+
+
+def _load_hits(
+    shards: ShardGroup, image_ids: np.ndarray, evidence: Sequence[Evidence]
+) -> tuple[np.ndarray, list[QueryPoints]]:
+    return GroupCandidates(shards, None).load_hits(image_ids, evidence)
+
+
+def _load_vectors(shards: ShardGroup, image_ids: np.ndarray) -> np.ndarray:
+    return GroupCandidates(shards, None).load_vectors(image_ids)
 
 
 def _draw(shards: ShardGroup, count: int) -> DrawnImages:

@@ -12,7 +12,7 @@ from ckn_scale.core.evidence import QueryPoints, choose_head
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.topk import merge_topk
-from ckn_scale.search.evidence import RankedCandidate
+from ckn_scale.search.evidence import RankedCandidate, leave_out
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
 from ckn_scale.serving.limits import ApiError
@@ -26,40 +26,49 @@ AskGroup: TypeAlias = Callable[[int, str, tuple[Any, ...]], Awaitable[Any]]
 class Rounds:
     """`answering` are the groups that have answered so far; one that fails is not asked again."""
 
-    def __init__(self, ask_group: AskGroup, version: ServedVersion, wanted: Filter | None = None) -> None:
-        self._ask_group, self.version, self._wanted = ask_group, version, wanted
+    def __init__(
+        self,
+        ask_group: AskGroup,
+        version: ServedVersion,
+        wanted: Filter | None = None,
+        without: int | None = None,
+    ) -> None:
+        self._ask_group, self.version = ask_group, version
+        self._wanted, self._without = wanted, without  # `without` is an image that no answer holds
         self.answering = {group for group, rows in enumerate(version.group_rows) if rows}
 
     async def search_vectors(self, vector: np.ndarray, k: int) -> list[Hit]:
         """The best of all groups by vectors alone."""
-        calls = dict.fromkeys(self.answering, (vector, k, self._wanted))
-        found = await self._ask("search", calls)
-        return merge_hits([_require_fit(hits) for hits in found.values()], k)
+        count = k + (self._without is not None)
+        found = await self.ask("search", dict.fromkeys(self.answering, (vector, count, self._wanted)))
+        hits = merge_hits([_require_fit(hits) for hits in found.values()], count)
+        return [hit for hit in hits if hit.image_id != self._without][:k]
 
     async def find(self, vector: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and similarities of the shortlist of all groups."""
-        found = await self._ask("find", dict.fromkeys(self.answering, (vector, count, self._wanted)))
+        asked = count + (self._without is not None)
+        found = await self.ask("find", dict.fromkeys(self.answering, (vector, asked, self._wanted)))
         parts = [_require_fit(part) for part in found.values()]
         if not parts:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         similarity, ids = merge_topk(
             [values[None] for values, _ in parts],
             [ids[None] for _, ids in parts],
-            count,
+            asked,
             larger_is_better=True,
         )
-        return ids[0], similarity[0]
+        return leave_out(ids[0], similarity[0], self._without, count)
 
     async def gather(self, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray) -> Ranking:
         """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
-        owned = self._split(image_ids)
-        scores = await self._ask("score", {one: (points, image_ids[rows]) for one, rows in owned.items()})
+        owned = self.split(image_ids)
+        scores = await self.ask("score", {one: (points, image_ids[rows]) for one, rows in owned.items()})
         selective = np.zeros(len(image_ids))
         for group, values in scores.items():
             selective[owned[group]] = values
         head = choose_head(image_ids, similarity, selective)
-        chosen = {one: image_ids[head[rows]] for one, rows in self._split(image_ids[head]).items()}
-        verified = await self._ask("verify", {one: (points, ids) for one, ids in chosen.items()})
+        chosen = {one: image_ids[head[rows]] for one, rows in self.split(image_ids[head]).items()}
+        verified = await self.ask("verify", {one: (points, ids) for one, ids in chosen.items()})
         evidence = {
             image_id: one
             for group, found in verified.items()
@@ -68,16 +77,23 @@ class Rounds:
         kept = np.sort(np.concatenate([owned[one] for one in owned if one in self.answering] or [head[:0]]))
         return Ranking(image_ids[kept], similarity[kept], selective[kept], evidence, {})
 
+    def keep_answering(self, ranking: Ranking) -> Ranking:
+        """Without what is owned by groups that were lost since."""
+        kept = np.sort(np.concatenate([np.empty(0, np.int64), *self.split(ranking.image_ids).values()]))
+        ids = ranking.image_ids[kept]
+        evidence = {one: ranking.evidence[one] for one in ids.tolist() if one in ranking.evidence}
+        return Ranking(ids, ranking.similarity[kept], ranking.selective[kept], evidence, {})
+
     async def describe(self, ranked: Sequence[RankedCandidate]) -> list[Hit]:
-        owned = self._split(np.array([one.image_id for one in ranked], np.int64))
+        owned = self.split(np.array([one.image_id for one in ranked], np.int64))
         calls = {group: ([ranked[row] for row in rows.tolist()],) for group, rows in owned.items()}
-        found = await self._ask("describe", calls)
+        found = await self.ask("describe", calls)
         by_id = {hit.image_id: hit for hits in found.values() for hit in hits}
         return [by_id[one.image_id] for one in ranked if one.image_id in by_id]
 
     async def draw(self, count: int) -> DrawnImages:
         """Some images of all groups: the same however they lie."""
-        found: dict[int, DrawnImages] = await self._ask("draw", dict.fromkeys(self.answering, (count,)))
+        found: dict[int, DrawnImages] = await self.ask("draw", dict.fromkeys(self.answering, (count,)))
         parts = list(found.values())
         priorities = np.concatenate([np.empty(0, np.uint64), *(part.priorities for part in parts)])
         image_ids = np.concatenate([np.empty(0, np.int64), *(part.image_ids for part in parts)])
@@ -85,7 +101,7 @@ class Rounds:
         chosen = smallest(priorities, count)
         return DrawnImages(priorities[chosen], image_ids[chosen], [uris[row] for row in chosen.tolist()])
 
-    async def _ask(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    async def ask(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The answers by group, in the order of groups."""
         groups, number = sorted(calls), self.version.number
         answers = await asyncio.gather(
@@ -95,7 +111,7 @@ class Rounds:
         self.answering -= calls.keys() - found.keys()
         return found
 
-    def _split(self, image_ids: np.ndarray) -> dict[int, np.ndarray]:
+    def split(self, image_ids: np.ndarray) -> dict[int, np.ndarray]:
         """Positions of ids by the group that owns them, of those that answer."""
         owners = np.array([self.version.group_of(one) for one in image_ids.tolist()], dtype=object)
         return {one: np.flatnonzero(owners == one) for one in sorted(self.answering) if (owners == one).any()}

@@ -10,14 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.evidence import SHORTLIST
+from ckn_scale.core.evidence import SHORTLIST, QueryPoints
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.search.evidence import RankedCandidate, rank_best
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
+from ckn_scale.search.matches import PairMatch
+from ckn_scale.serving.expansion import expand
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import (
     Box,
@@ -37,6 +41,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Ranked = TypeVar("Ranked", Hit, RankedCandidate)
 MAX_EXAMPLES = 100
+Expansion: TypeAlias = Literal[False, True, "discriminative"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class SearchOptions:
     k: int = 10
     offset: int = 0
     verify: bool | None = None  # by default where the version has points
+    expand: Expansion = False
     wanted: Filter | None = None
     min_score: float | None = None
     strict: bool = False  # an error instead of a partial answer
@@ -75,6 +81,16 @@ class SearchAnswer:
         return self.coverage < 1.0
 
 
+@dataclass(frozen=True)
+class MatchAnswer:
+    version: int
+    found: PairMatch
+    match: bool
+    score: float
+    decision: Calibration  # what makes it a match
+    timings_ms: dict[str, float]
+
+
 class SearchRouter:
     """Asks the encoder and the shard groups; `version` is what new requests are answered from."""
 
@@ -90,6 +106,7 @@ class SearchRouter:
         self._resident = {version.number: version}
         self._encoder = encoder
         self._groups = list(groups)
+        self._threads = ThreadPoolExecutor(settings.max_in_flight, "expand")
         self._examples: tuple[int, DrawnImages] | None = None  # of a version
 
     @property
@@ -127,10 +144,56 @@ class SearchRouter:
         clock.note("encode")
         return await self._answer(version, encoded, options, clock)
 
-    async def _answer(
-        self, version: ServedVersion, encoded: Encoded, options: SearchOptions, clock: _Clock
+    async def similar(
+        self, image_id: int, options: SearchOptions, *, version: ServedVersion | None = None
     ) -> SearchAnswer:
-        rounds = Rounds(self.ask_group, version, options.wanted)
+        """The same for an indexed image, by what is stored of it; it is not among its hits.
+
+        ApiError 404 when there is no such image.
+        """
+        version = version or self.version
+        _check_can_verify(version, options)
+        clock = _Clock()
+        encoded = await self._load_query(version, image_id)
+        clock.note("load")
+        return await self._answer(version, encoded, options, clock, without=image_id)
+
+    async def match(self, one: bytes | int, other: bytes | int, box: Box | None = None) -> MatchAnswer:
+        """Two images beside each other, each a file's bytes or an indexed one's id; errors as of `search`."""
+        version, clock = self.version, _Clock()
+        if version.calibration is None:
+            raise ApiError(400, "bad_request", "this index has no points to match images by")
+        if isinstance(one, bytes) and isinstance(other, bytes):
+            asked = self._encoder.match(version.number, one, other, box)
+            found = _require_usable(await self._ask_encoder(asked))
+        else:
+            if isinstance(one, bytes):
+                encoded = await self._encode(version.number, one, box)
+            else:
+                encoded = await self._load_query(version, one)
+            clock.note("encode" if isinstance(one, bytes) else "load")
+            found = await self._ask_owner(version, int(other), "match", encoded)
+            if found is None:
+                raise no_image(int(other))
+        clock.note("match")
+        match, score = found.judge(version.calibration)
+        return MatchAnswer(version.number, found, match, score, version.calibration, clock.spent_ms)
+
+    async def _load_query(self, version: ServedVersion, image_id: int) -> Encoded:
+        encoded: Encoded | None = await self._ask_owner(version, image_id, "load_query")
+        if encoded is None:
+            raise no_image(image_id)
+        return encoded
+
+    async def _answer(
+        self,
+        version: ServedVersion,
+        encoded: Encoded,
+        options: SearchOptions,
+        clock: _Clock,
+        without: int | None = None,
+    ) -> SearchAnswer:
+        rounds = Rounds(self.ask_group, version, options.wanted, without)
         calibration = version.calibration
         if calibration is None or encoded.points is None or options.verify is False:
             hits = options.choose(await rounds.search_vectors(encoded.vector, options.depth))
@@ -140,12 +203,25 @@ class SearchRouter:
             candidates = await rounds.find(encoded.vector, max(options.depth, SHORTLIST))
             clock.note("search")
             gathered = await rounds.gather(encoded.points, *candidates)
+            clock.note("evidence")
+            if options.expand:
+                gathered = await self._expand(rounds, encoded, gathered, options)
+                clock.note("expand")
             ranked = rank_best(gathered, calibration, options.depth)
             hits = await rounds.describe(options.choose(ranked))
             found, decision = any(one.verified.match for one in ranked), calibration
-            clock.note("evidence")
+            clock.note("describe")
         coverage = self._check_coverage(version, rounds.answering, options.strict)
         return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found, decision)
+
+    async def _expand(
+        self, rounds: Rounds, encoded: Encoded, first: Ranking, options: SearchOptions
+    ) -> Ranking:
+        async def widen(hits: Sequence[QueryPoints]) -> list[QueryPoints]:
+            return await self._ask_encoder(self._encoder.widen(rounds.version.number, hits))
+
+        discriminative = options.expand == "discriminative"
+        return await expand(rounds, encoded, first, widen, self._threads, discriminative=discriminative)
 
     async def look_up(self, image_id: int) -> IndexedImage | None:
         """An image of the version, None when there is none; ApiError 503 when its group is missing."""
@@ -254,8 +330,11 @@ class _Clock:
 
 
 def _check_can_verify(version: ServedVersion, options: SearchOptions) -> None:
-    if options.verify and version.calibration is None:
-        message = "this index has no points to verify by: leave verify out, or false"
+    if options.expand and options.verify is False:
+        message = "expansion begins with verified hits: expand and verify=false exclude each other"
+        raise ApiError(400, "bad_request", message)
+    if (options.verify or options.expand) and version.calibration is None:
+        message = "this index has no points to verify by: leave verify and expand out, or false"
         raise ApiError(400, "bad_request", message)
 
 
@@ -268,6 +347,10 @@ def _require_usable(answer: Answer | Rejected) -> Answer:
         message = f"the image cannot be used ({answer.state}): {answer.reason}"
         raise ApiError(422, "image_rejected", message, state=answer.state, reason=answer.reason)
     return answer
+
+
+def no_image(image_id: int) -> ApiError:
+    return ApiError(404, "not_found", f"the index has no image {image_id}")
 
 
 def unavailable(message: str) -> ApiError:

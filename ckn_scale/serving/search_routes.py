@@ -1,4 +1,4 @@
-"""POST /v1/search: an image in the body, hits in the answer."""
+"""Searches: by an image in the body, by an indexed one; and two images beside each other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from ckn_scale.serving.bodies import parse_search
-from ckn_scale.serving.descriptions import SEARCH_BODY, errors
-from ckn_scale.serving.forms import SearchResponse, make_response
+from ckn_scale.serving.bodies import bad_request, check_search, parse_match, parse_search, parse_texts
+from ckn_scale.serving.descriptions import MATCH_BODY, SEARCH_BODY, SIMILAR_FIELDS, errors
+from ckn_scale.serving.forms import ImageId, MatchResponse, SearchResponse, make_match_response, make_response
 from ckn_scale.serving.limits import BodyReader
 from ckn_scale.serving.queue import SearchQueue
 from ckn_scale.serving.request_record import note_answer, request_id
@@ -39,6 +39,44 @@ def add_search_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, qu
             answer = await router.search(image, query.to_options(), query.box, version=version)
             turn.is_typical = not answer.partial
         return _respond(answer, started)
+
+    @app.get(
+        "/v1/similar/{image_id}",
+        responses=errors(400, 401, 404, 429, 503),
+        openapi_extra=SIMILAR_FIELDS,
+        **options,
+    )
+    async def similar(request: Request, image_id: ImageId) -> SearchResponse:
+        """The images that show the same as an indexed one, which is not among them."""
+        started = time.perf_counter()
+        fields = parse_texts(request.query_params.multi_items())
+        if "box" in fields:
+            raise bad_request("box: an indexed image is searched for as a whole")
+        query = check_search(fields, router.settings.max_k)
+        with queue.take() as turn:
+            turn.is_typical = False  # nothing is encoded
+            version = router.pin(query.version)
+            answer = await router.similar(image_id, query.to_options(), version=version)
+        return _respond(answer, started)
+
+    @app.post(
+        "/v1/match",
+        responses=errors(400, 401, 404, 408, 413, 415, 422, 429, 503),
+        openapi_extra=MATCH_BODY,
+    )
+    async def match(request: Request) -> MatchResponse:
+        """Whether two images show the same, and which of their points say so."""
+        started = time.perf_counter()
+        queue.check_free()
+        body = await bodies.read(request.receive, request.headers.get("content-length"))
+        with queue.take() as turn:
+            turn.is_typical = False
+            kind = request.headers.get("content-type", "")
+            asked = await asyncio.to_thread(parse_match, body, kind)
+            answer = await router.match(*asked)
+        note_answer(version=answer.version, timings_ms=answer.timings_ms, found=answer.match)
+        timings_ms = {**answer.timings_ms, "total": 1e3 * (time.perf_counter() - started)}
+        return make_match_response(answer, timings_ms, request_id())
 
 
 def _respond(answer: SearchAnswer, started: float) -> SearchResponse:

@@ -13,10 +13,13 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from ckn_scale.cli.main import app
 from ckn_scale.core.augmentations import render_view
 from ckn_scale.core.images import decode_jpeg, encode_jpeg
 from ckn_scale.demo import PHOTOS, read_photo
+from ckn_scale.errors import InputError
 from ckn_scale.search.engine import open_index
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
@@ -92,7 +95,7 @@ def test_a_search_answers_like_an_index_in_this_process(call, index):
     rule = {"min_inliers": index.calibration.min_inliers, "false_alarm_rate": 1e-6}
     assert body["decision"] == rule
     assert (body["version"], body["coverage"], body["partial"]) == (1, 1.0, False)
-    assert body["timings_ms"].keys() == {"encode", "search", "evidence", "total"}
+    assert body["timings_ms"].keys() == {"encode", "search", "evidence", "describe", "total"}
     assert len(body["request_id"]) == 16
 
 
@@ -118,6 +121,8 @@ def test_the_body_may_be_json_a_form_or_the_file_itself(call):
     assert without_times(answer) == expected
 
 
+JPEG = {"content-type": "image/jpeg"}
+IMAGE = as_text(photo_file())
 BOUNDARY = {"content-type": "multipart/form-data; boundary=x"}
 
 
@@ -181,6 +186,109 @@ def test_pages_of_an_answer_make_the_whole_and_weak_hits_can_be_left_out(call):
         least = scores[3]
         strong = call("POST", "/v1/search", json={**fields, "min_score": least}).json()["hits"]
         assert [hit["score"] for hit in strong] == [score for score in scores if score >= least]
+
+
+@pytest.mark.parametrize("expand", [True, "discriminative"])
+def test_an_expanded_search_is_that_of_one_process(call, index, expand):
+    data = photo_file(view="tilt")
+    body = call("POST", "/v1/search", json={"image": as_text(data), "k": 16, "expand": expand}).json()
+    expected = index.search(data, k=16, expand=expand)
+    assert body["hits"] == [json.loads(json.dumps(hit.to_form())) for hit in expected]
+    plain = index.search(data, k=16)
+    assert [hit.score for hit in expected] != [hit.score for hit in plain], "something was expanded"
+    assert "expand" in body["timings_ms"]
+    raw = call("POST", f"/v1/search?k=16&expand={str(expand).lower()}", content=data, headers=JPEG)
+    assert raw.json()["hits"] == body["hits"]
+    answer = call("POST", "/v1/search", json={"image": as_text(data), "expand": expand, "verify": False})
+    assert_error(answer, 400, "bad_request", "exclude each other")
+
+
+@pytest.mark.parametrize("options", [{}, {"expand": True}, {"verify": False}, {"filter": "image_id<12"}])
+def test_similar_images_are_those_of_one_process_without_the_image_itself(call, index, options):
+    body = call("GET", "/v1/similar/3", params={"k": 16, **options}).json()
+    expected = index.similar(3, k=16, **options)
+    assert body["hits"] == [json.loads(json.dumps(hit.to_form())) for hit in expected]
+    others = {one for one in range(12 if "filter" in options else 16) if one != 3}
+    assert {hit["image_id"] for hit in body["hits"]} == others
+    second = call("GET", "/v1/similar/3", params={"k": 4, "offset": 4, **options}).json()
+    assert second["hits"] == body["hits"][4:8]
+
+
+def test_similar_says_what_is_wrong(call):
+    assert_error(call("GET", "/v1/similar/99"), 404, "not_found", "no image 99")
+    assert_error(call("GET", f"/v1/similar/{2**63}"), 400, "bad_request", "image_id")
+    assert_error(call("GET", "/v1/similar/3?box=0,0,5,5"), 400, "bad_request", "as a whole")
+    assert_error(call("GET", "/v1/similar/3?k=x"), 400, "bad_request", "k:")
+    assert_error(call("GET", "/v1/similar/3?version=9"), 404, "not_found", "version 9")
+
+
+def photo_id(index, place):
+    """The id of a photograph."""
+    return next(one for one in range(16) if f"/{PHOTOS[place]}.jpg" in index.shards.look_up(one).uri)
+
+
+def test_two_images_are_matched_whether_files_or_indexed(call, index):
+    data, original, image_id = photo_file(view="tilt"), photo_file(quality=92), photo_id(index, 0)
+    hit = next(hit for hit in index.search(data, k=16) if hit.image_id == image_id)
+    body = call("POST", "/v1/match", json={"image": as_text(data), "image_id": image_id}).json()
+    assert (body["match"], body["inliers"], body["score"]) == (True, hit.inliers, hit.score)
+    assert np.allclose(body["transform"], hit.transform)
+    assert np.allclose(body["box"], hit.box)
+    tilted = render_view(read_photo(PHOTOS[0]), "tilt", 1)
+    assert body["sizes"] == [list(tilted.shape[1::-1]), list(read_photo(PHOTOS[0]).shape[1::-1])]
+    assert body["decision"]["min_inliers"] == index.calibration.min_inliers
+    assert (body["version"], body["timings_ms"].keys()) == (1, {"encode", "match", "total"})
+    pairs = np.array(body["matches"])
+    assert len(pairs) >= body["inliers"]
+    mapped = np.c_[pairs[:, :2], np.ones(len(pairs))] @ np.array(body["transform"]).T
+    distances = np.linalg.norm(mapped[:, :2] / mapped[:, 2:] - pairs[:, 2:], axis=1)
+    assert np.median(distances) < 5, "in pixels of the upright originals"
+    files = call("POST", "/v1/match", json={"image": as_text(data), "other": as_text(original)}).json()
+    assert files["inliers"] == body["inliers"], "a file is matched as if it were indexed"
+    assert files["matches"] == body["matches"]
+    stored = call("POST", "/v1/match", json={"image_id": image_id, "other_id": image_id}).json()
+    assert stored["match"]
+    assert np.allclose(stored["transform"], np.eye(3), atol=0.05)
+    other = call("POST", "/v1/match", json={"image_id": image_id, "other_id": photo_id(index, 1)}).json()
+    assert (other["match"], other["inliers"] < body["inliers"]) == (False, True)
+
+
+def test_a_part_of_an_image_is_matched(call, index):
+    data, image_id = photo_file(), photo_id(index, 0)
+    height, width = read_photo(PHOTOS[0]).shape[:2]
+    box = [width // 4, height // 4, 3 * width // 4, 3 * height // 4]
+    body = call("POST", "/v1/match", json={"image": as_text(data), "image_id": image_id, "box": box}).json()
+    pairs = np.array(body["matches"])
+    assert body["match"]
+    assert np.median(np.abs(pairs[:, :2] - pairs[:, 2:])) < 3, "pixels are those of the whole image"
+    assert pairs[:, 0].min() >= box[0] - 1
+    assert body["sizes"][0] == [box[2] - box[0], box[3] - box[1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"image": IMAGE}, 400, "give image and image_id"),
+        ({}, 400, "give image and image_id"),
+        ({"image": IMAGE, "image_id": 1, "other_id": 2}, 400, "give image and image_id"),
+        ({"image_id": 1, "other_id": 2, "box": [0, 0, 5, 5]}, 400, "a box goes with image"),
+        ({"image_id": -1, "other_id": 2}, 400, "image_id"),
+        ({"image": "!!", "image_id": 1}, 400, "image must be base64"),
+        ({"image_id": 1, "other_id": 99}, 404, "no image 99"),
+        ({"image_id": 99, "other_id": 1}, 404, "no image 99"),
+        ({"image": IMAGE, "image_id": 1, "box": [5, 0, 1, 1]}, 400, "x1 < x2"),
+        ({"image": "YWJj", "image_id": 1}, 422, "cannot be used"),
+        ({"image": IMAGE, "other": "YWJj"}, 422, "the other image"),
+    ],
+)
+def test_a_match_says_what_is_wrong(call, fields, status, words):
+    codes = {400: "bad_request", 404: "not_found", 422: "image_rejected"}
+    assert_error(call("POST", "/v1/match", json=fields), status, codes[status], words)
+
+
+def test_a_match_takes_json_only(call):
+    answer = call("POST", "/v1/match", content=photo_file(), headers=JPEG)
+    assert_error(answer, 415, "unsupported_media_type", "application/json")
 
 
 def test_a_version_in_memory_may_be_asked_for(call):
@@ -290,3 +398,58 @@ def test_answering_reads_nothing_from_the_store(call, index, monkeypatch):
     assert (len(body["hits"]), body["coverage"]) == (16, 1.0)
     assert call("GET", "/v1/images/3").status_code == 200
     assert asked == []
+
+
+class DyingReplica:
+    """A group that answers until it is asked for this."""
+
+    def __init__(self, replica, dies_at):
+        self._replica, self._dies_at = replica, dies_at
+
+    def __getattr__(self, name):
+        return self._die if name == self._dies_at else getattr(self._replica, name)
+
+    async def _die(self, *arguments):
+        raise RuntimeError("the replica died")
+
+
+@pytest.mark.parametrize("dies_at", ["compare", "load_vectors"])
+def test_a_group_that_dies_in_an_expansion_is_left_out_of_all_of_it(call, parts, monkeypatch, dies_at):
+    """The answer is the one without that group from the beginning."""
+    index_of_group = [
+        {one for one in range(16) if parts.version.group_of(one) == group} for group in range(NUM_GROUPS)
+    ]
+    fields = {"image": as_text(photo_file(view="tilt")), "k": 16, "expand": "discriminative"}
+    lost = 1 - parts.version.group_of(call("POST", "/v1/search", json=fields).json()["hits"][0]["image_id"])
+    answers = []
+    for moment in ("find", dies_at):
+        groups = list(parts.groups)
+        groups[lost] = DyingReplica(groups[lost], moment)
+        monkeypatch.setattr(parts, "groups", groups)
+        answers.append(without_times(call("POST", "/v1/search", json=fields)))
+        monkeypatch.undo()
+    assert answers[0] == answers[1]
+    assert answers[0]["partial"]
+    assert {hit["image_id"] for hit in answers[0]["hits"]} == index_of_group[1 - lost]
+
+
+def test_an_index_says_what_it_cannot_match_or_compare(index):
+    with pytest.raises(InputError, match="has no image 99"):
+        index.similar(99)
+    with pytest.raises(InputError, match="has no image 99"):
+        index.match(photo_file(), 99)
+    with pytest.raises(ValueError, match="a box goes with an image"):
+        index.match(3, 4, box=(0, 0, 5, 5))
+
+
+def test_the_command_line_asks_for_indexed_images(photo_run, index):
+    def ask(*arguments):
+        return CliRunner().invoke(app, ["search", str(photo_run), *arguments])
+
+    found = json.loads(ask("--id", "3", "--id", "4", "-k", "2", "--json").stdout)
+    for result, image_id in zip(found["results"], (3, 4), strict=True):
+        assert result["query"] == image_id
+        assert result["hits"] == [hit.to_form() for hit in index.similar(image_id, 2)]
+    assert "image 3" in ask("--id", "3").stdout
+    for arguments in ((), ("a.jpg", "--id", "3"), ("--id", "3", "--box", "0,0,5,5"), ("--id", "99")):
+        assert ask(*arguments).exit_code != 0

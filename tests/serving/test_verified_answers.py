@@ -76,7 +76,7 @@ def test_the_routers_answer_is_that_of_one_process(made, replicas, index, seed, 
     assert [hit.to_form() for hit in answer.hits] == [hit.to_form() for hit in expected]
     assert answer.found is expected.found is (seed == 0)
     assert (answer.coverage, answer.partial) == (1.0, False)
-    assert answer.timings_ms.keys() == {"encode", "search", "evidence"}
+    assert answer.timings_ms.keys() == {"encode", "search", "evidence", "describe"}
     body = make_response(answer, {}, "r").model_dump(exclude_unset=True)
     assert body["found"] is expected.found
     assert body["hits"] == [hit.to_form() for hit in expected]
