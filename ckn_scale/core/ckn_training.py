@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,8 +28,25 @@ _DRAW_BATCH = 64
 _NEVER = np.iinfo(np.uint64).max
 
 
-def train_ckn(patches: np.ndarray, spec: CknSpec, training: CknTrainingSpec, *, device: str = "cpu") -> Ckn:
-    """Learn all layers from uint8 patches (N, S, S, 3)."""
+class LayerStore(Protocol):
+    """Where networks are kept layer by layer: those that share their first layers learn them once."""
+
+    def load(self, spec: CknSpec, *, complete: bool) -> Ckn | None:
+        """The network of `spec`, which is the first layers of another unless it is `complete`."""
+        ...
+
+    def save(self, ckn: Ckn, *, complete: bool) -> None: ...
+
+
+def train_ckn(
+    patches: np.ndarray,
+    spec: CknSpec,
+    training: CknTrainingSpec,
+    *,
+    device: str = "cpu",
+    store: LayerStore | None = None,
+) -> Ckn:
+    """Learn all layers from uint8 patches (N, S, S, 3); those that `store` has are taken from it."""
     ckn = start_ckn(spec, patches.shape[1])
     check_patches(patches, ckn)
     if len(patches) == 0:
@@ -37,9 +55,17 @@ def train_ckn(patches: np.ndarray, spec: CknSpec, training: CknTrainingSpec, *, 
     ids.sort()
     per_patch = subpatches_per_patch(training, len(ids))
     while len(ckn.layers) < len(spec.layers):
+        count = len(ckn.layers) + 1
+        complete = count == len(spec.layers)
+        known = None if store is None else store.load(truncate_spec(spec, count), complete=complete)
+        if known is not None:
+            ckn = known
+            continue
         drawn = draw_subpatches(ckn, spec, patches[ids], ids, per_patch, seed=training.seed, device=device)
         sample = Subpatches.merge([drawn], training.num_subpatches)
         ckn = add_layer(ckn, spec, sample.rows, training, device=device)
+        if store is not None:
+            store.save(ckn, complete=complete)
     return ckn
 
 

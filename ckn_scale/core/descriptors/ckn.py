@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ckn_scale.core.ckn import CknEncoder, check_patches, encode_patches, pad_batches, parse_dtype
 from ckn_scale.core.ckn_model import Ckn
-from ckn_scale.core.ckn_training import train_ckn
+from ckn_scale.core.ckn_training import LayerStore, train_ckn
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.pca import Projection, fit_projection, project_rows
 from ckn_scale.core.specs import ChannelSpec, CknTrainingSpec
@@ -147,13 +147,14 @@ def train_descriptor(
     training: CknTrainingSpec,
     *,
     device: str = "cpu",
+    store: LayerStore | None = None,
     **options: Any,
 ) -> CknDescriptor:
     """A channel learned from patches (N, S, S, 3) in one go; the training steps do the same in shards.
 
-    `options` are batch_size and dtype.
+    `store` may have layers of it; `options` are batch_size and dtype.
     """
-    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=device)
+    ckn = train_ckn(patches[: training.num_patches], channel.ckn, training, device=device, store=store)
     rows = encode_patches(ckn, patches[: channel.projection.num_descriptors], device=device, **options)
     return CknDescriptor(ckn, fit_projection(rows, channel.projection), device=device, **options)
 
