@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypedDict, TypeVar
@@ -25,6 +26,7 @@ from ckn_scale.errors import CknScaleError
 from ckn_scale.search.query_images import Box, ImageLike, check_box, image_bytes
 
 Result = TypeVar("Result")
+FILE = "application/octet-stream"
 BATCH_IMAGES = 8
 BATCH_BYTES = 8 * 2**20
 STATUS_OF = {"bad_request": 400, "not_found": 404, "too_busy": 429, "unavailable": 503}  # within a batch
@@ -48,21 +50,25 @@ class Call(Generic[Result]):
     method: str
     path: str
     read: Callable[[httpx.Response], Result]
-    json: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] | None = None  # as JSON
     params: Mapping[str, Any] = field(default_factory=dict)
-    content: bytes | None = None
+    image: bytes | None = None  # the body; with `parts` one part of a form
+    parts: Mapping[str, str] | None = None
 
     def arguments(self) -> dict[str, Any]:
         """As httpx takes them."""
-        given = {"json": self.json, "params": self.params or None, "content": self.content}
-        if self.content is not None:
-            given["headers"] = {"content-type": "application/octet-stream"}
-        return {name: value for name, value in given.items() if value is not None}
+        if self.parts is not None:
+            return {"files": {"image": ("image", self.image, FILE)}, "data": self.parts}
+        if self.image is not None:
+            return {"content": self.image, "headers": {"content-type": FILE}}
+        return {"params": self.params} if self.body is None else {"json": self.body}
 
 
 def search(image: ImageLike, k: int, box: Box | None, options: Mapping[str, Any]) -> Call[Answer]:
-    body = {"image": _encode(image), **list_fields(k, box, options)}
-    return Call("POST", "v1/search", lambda response: make_answer(response.json()), json=body)
+    fields = list_fields(k, box, options)
+    parts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    data = image_bytes(image, compress=True)
+    return Call("POST", "v1/search", lambda response: make_answer(response.json()), image=data, parts=parts)
 
 
 def search_batch(
@@ -72,7 +78,7 @@ def search_batch(
     version = fields.pop("version", None)
     queries = [{"image": base64.b64encode(image).decode(), **fields} for image in images]
     body = {"queries": queries, **({} if version is None else {"version": version})}
-    return Call("POST", "v1/search:batch", _read_batch, json=body)
+    return Call("POST", "v1/search:batch", _read_batch, body=body)
 
 
 def similar(image_id: int, k: int, options: Mapping[str, Any]) -> Call[Answer]:
@@ -90,7 +96,7 @@ def match(image: ImageLike | int, other: ImageLike | int, box: Box | None) -> Ca
         first = {"image": _encode(image)}
         second = {"image_id": other} if isinstance(other, int) else {"other": _encode(other)}
     body = {**first, **second, **({} if box is None else {"box": list(box)})}
-    return Call("POST", "v1/match", lambda response: make_match(response.json()), json=body)
+    return Call("POST", "v1/match", lambda response: make_match(response.json()), body=body)
 
 
 def image_info(image_id: int) -> Call[ImageInfo]:
@@ -102,8 +108,8 @@ def image_file(image_id: int, kind: Literal["thumbnail", "original"]) -> Call[by
 
 
 def preview(image: ImageLike) -> Call[bytes]:
-    content = image_bytes(image, compress=True)
-    return Call("POST", "v1/preview", lambda response: response.content, content=content)
+    data = image_bytes(image, compress=True)
+    return Call("POST", "v1/preview", lambda response: response.content, image=data)
 
 
 def index_info() -> Call[IndexInfo]:

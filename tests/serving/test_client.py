@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 import subprocess
@@ -61,17 +60,17 @@ def test_pixels_travel_compressed_and_whole():
     sent = []
 
     def answer(request):
-        sent.append(json.loads(request.content))
+        sent.append(request.content)
         return httpx.Response(
             200, json={"version": 1, "hits": [], "coverage": 1, "partial": False, "timings_ms": {}}
         )
 
     with Client("http://host", transport=httpx.MockTransport(answer)) as one:
         one.search(pixels)
-    with Image.open(io.BytesIO(base64.b64decode(sent[0]["image"]))) as image:
+    assert len(sent[0]) < 0.8 * pixels.nbytes
+    with Image.open(io.BytesIO(sent[0].partition(b"octet-stream\r\n\r\n")[2])) as image:
         assert (image.format, image.info["compression"]) == ("TIFF", "tiff_adobe_deflate")
         assert (pixels == image).all()
-    assert sent[0].keys() == {"image", "k"}
 
 
 def test_what_the_server_refuses_is_the_error_that_this_process_would_raise(client, local_server, tmp_path):
@@ -81,7 +80,7 @@ def test_what_the_server_refuses_is_the_error_that_this_process_would_raise(clie
     assert rejected.value.state == "unsupported"
     with pytest.raises(ckn_scale.ImageRejected, match="missing"):
         client.search(tmp_path / "nowhere.jpg")
-    with pytest.raises(ckn_scale.InputError, match="k must be ≤ 1000"):
+    with pytest.raises(ckn_scale.InputError, match="together must be ≤ 1000"):
         client.search(view, k=5000)
     with pytest.raises(ckn_scale.InputError, match="the index has no such column"):
         client.search(view, filter="year>2000")
@@ -100,6 +99,33 @@ def test_what_the_server_refuses_is_the_error_that_this_process_would_raise(clie
         client.search(None)
     with pytest.raises(ckn_scale.InputError, match="http://host:port, got 'host:8000'"):
         Client("host:8000")
+
+
+def test_the_index_and_its_images_are_described(client, photo_run):
+    here = open_index(photo_run)
+    index, versions = client.index(), client.versions()
+    assert (index.version, index.images, index.dim) == (here.version, len(here), here.dim)
+    assert index.can_verify
+    assert index.limits["max_k"] == 1000
+    assert versions.current == here.version
+    assert versions.versions[-1].rows == len(here)
+    hit = client.search(query_view("coffee"), k=1)[0]
+    image = client.image(hit.image_id)
+    assert (image.uri, image.state, image.columns) == (hit.uri, "ok", {})
+    assert (image.width, image.height) == Image.open(io.BytesIO(Path(hit.uri).read_bytes())).size
+    assert Image.open(io.BytesIO(client.preview(hit.uri))).format == "JPEG"
+
+
+def test_options_travel_whole(client):
+    view = query_view("coffee")
+    best = client.search(view, k=4)
+    assert client.search(view, k=2, offset=2).hits == best[2:]
+    assert len(client.search(view, k=4, min_score=0.5)) == sum(hit.score >= 0.5 for hit in best)
+    assert client.search(view, k=1, version=best.version, strict=True)[0] == best[0]
+    with pytest.raises(ckn_scale.NotFound, match="version 99"):
+        client.search(view, version=99)
+    wanted = [f"image_id!={best[0].image_id}", "uri^=/"]
+    assert client.search(view, k=1, filter=wanted, verify=False)[0].image_id != best[0].image_id
 
 
 def test_a_thumbnail_is_a_jpeg(client):
