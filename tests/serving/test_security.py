@@ -19,7 +19,7 @@ TELLTALES = ("/tmp", "/work", "/home", "site-packages", "Traceback", ".py", "sec
 @pytest.fixture(scope="module")
 def small_server(photo_run):
     """Bodies end at 40 KB."""
-    with local_server_of(photo_run, body_limit_bytes=LIMIT, query_processes=1) as running:
+    with local_server_of(photo_run, body_limit_bytes=LIMIT, encode_timeout_s=120) as running:
         yield running
 
 
