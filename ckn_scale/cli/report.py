@@ -20,7 +20,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Run folders (a path or s3://bucket/prefix), and files that `evaluate --json` wrote.",
+            help="Run folders (a path or s3://bucket/prefix), and what `evaluate --json` and `study` wrote.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file.")] = Path("report.html"),
@@ -34,7 +34,8 @@ def report(
 
     Of an evaluation: tables like the paper's with its printed figures in columns beside ours, curves, worst
     and best answers. Of a run: time and throughput of its steps, predicted and actual, images by state, its
-    certificate, filters, planted queries missed and found. Both: machine and settings.
+    certificate, filters, planted queries missed and found. Of a study its tables and curves. All: machine
+    and settings.
 
     \b
     ckn-scale report run/ -o report.html
@@ -61,12 +62,13 @@ def report(
 def list_sections(sources: list[str], examples: int) -> Iterator[Element]:
     """Runs first, in their order; evaluations share tables."""
     from ckn_scale.report.evaluation_sections import list_evaluation_sections
-    from ckn_scale.report.evaluations import read_evaluation
+    from ckn_scale.report.evaluations import Evaluation, StudyFile, read_measured
     from ckn_scale.report.run_sections import list_run_sections
+    from ckn_scale.report.study_sections import describe_study
     from ckn_scale.storage.run_folder import RunFolder
 
     files = [source for source in sources if source.endswith(".json")]
-    evaluations = [read_evaluation(Path(file)) for file in files]
+    measured = [read_measured(Path(file)) for file in files]
     runs = [RunFolder.open(source) for source in sources if source not in files]
     for run in runs:
         title = run.url.rstrip("/").rpartition("/")[2] if len(runs) > 1 else ""
@@ -78,4 +80,5 @@ def list_sections(sources: list[str], examples: int) -> Iterator[Element]:
 
             yield from list_run_pictures(run, examples, title=title)
         yield settings
-    yield from list_evaluation_sections(evaluations)
+    yield from list_evaluation_sections([one for one in measured if isinstance(one, Evaluation)])
+    yield from map(describe_study, (one for one in measured if isinstance(one, StudyFile)))

@@ -46,18 +46,29 @@ def choose_axis(values: Sequence[float], *, ticks: int = 5) -> Axis:
 
 
 def draw_lines(
-    x: Sequence[float], curves: Mapping[str, Sequence[float]], *, x_label: str, y_label: str
+    x: Sequence[float | str],
+    curves: Mapping[str, Sequence[float | None]],
+    *,
+    x_label: str,
+    y_label: str,
+    among: Sequence[float] = (),
 ) -> Element:
-    """A curve each, a value for each of `x`, which are evenly spaced whatever they are."""
-    values = [value for curve in curves.values() for value in curve]
+    """A curve each, a value (or none) for each of `x`, which are evenly spaced whatever they are.
+
+    The axis has room for the values `among` which these are, so that charts can be compared.
+    """
+    values = [value for curve in curves.values() for value in curve if value is not None] + list(among)
     axis, width = choose_axis(values), LEFT + PLOT_WIDTH + RIGHT + LEGEND_WIDTH
     height = TOP + max(PLOT_HEIGHT + BOTTOM, 18 * len(curves))
     columns = [LEFT + PLOT_WIDTH * (k + 0.5) / len(x) for k in range(len(x))]
-    parts = [*_draw_grid(axis, y_label), *_draw_ticks(columns, [f"{one:g}" for one in x], x_label)]
+    names = [one if isinstance(one, str) else f"{one:g}" for one in x]
+    parts = [*_draw_grid(axis, y_label), *_draw_ticks(columns, names, x_label)]
     for number, (name, curve) in enumerate(curves.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         points = [
-            (at, TOP + PLOT_HEIGHT * (1 - axis.place(one))) for at, one in zip(columns, curve, strict=True)
+            (at, TOP + PLOT_HEIGHT * (1 - axis.place(one)))
+            for at, one in zip(columns, curve, strict=True)
+            if one is not None
         ]
         path = " ".join(f"{left:.1f},{top:.1f}" for left, top in points)
         line = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": dash}

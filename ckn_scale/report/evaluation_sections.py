@@ -100,7 +100,9 @@ def _show_here(evaluation: Evaluation, column: Mapping[str, Result], name: str) 
 
 
 def _explain_data(evaluation: Evaluation, columns: Sequence[Printed]) -> str:
-    counts = [f"{evaluation.images:,} images"] if evaluation.images else []
+    pairs = evaluation.results[0].pairs
+    counts = [f"{len({pair.scene for pair in pairs})} scenes, {len(pairs)} pairs"] if pairs else []
+    counts += [f"{evaluation.images:,} images"] if evaluation.images else []
     counts += [f"{evaluation.queries:,} queries"] if evaluation.queries else []
     learned = [f"learned on {evaluation.trained_on}"] if evaluation.trained_on else []
     here = f"{evaluation.title} ({evaluation.unit}) here: {'; '.join([*counts, *learned]) or 'no note'}"

@@ -1,4 +1,4 @@
-"""What `ckn-scale evaluate --json` wrote, read again and checked: files may come from anywhere."""
+"""What `ckn-scale evaluate --json` and `study` wrote, checked as it is read: files come from anywhere."""
 
 from __future__ import annotations
 
@@ -128,17 +128,43 @@ class Evaluation(BaseModel):
         return sorted(self.results, key=lambda one: best_first * self.figure_of(one))
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """InputError for what is no such file."""
+class StudyRow(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    panel: str
+    series: str
+    x: float | str
+    figure: float | None
+    spread: float | None = None
+    reason: str = ""
+
+
+class StudyFile(BaseModel):
+    """What `ckn-scale study` wrote."""
+
+    model_config = ConfigDict(extra="ignore")
+    study: str
+    question: str
+    unit: str
+    protocol: str
+    rows: list[StudyRow] = Field(min_length=1)
+    data: str = ""
+    trained_on: str = ""
+    seconds: float | None = None
+    machine: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_measured(path: Path) -> Evaluation | StudyFile:
+    """An evaluation or a study; InputError for what is neither."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError):
         raise InputError(f"{path} cannot be read as JSON") from None
+    is_study = isinstance(content, dict) and "study" in content
+    verb, form = ("study", StudyFile) if is_study else ("evaluate --json", Evaluation)
     try:
-        return Evaluation.model_validate(content)
+        return form.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(
-            f"{path} is not what `ckn-scale evaluate --json` writes: {where}: {first['msg']}"
-        ) from None
+        raise InputError(f"{path} is not what `ckn-scale {verb}` writes: {where}: {first['msg']}") from None

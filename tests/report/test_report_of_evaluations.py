@@ -182,3 +182,29 @@ def test_evaluation_without_notes_is_shown(tmp_path):
     file = Path(tmp_path / "bare.json")
     file.write_text(json.dumps(bare))
     assert report(file, "-o", tmp_path / "report.html").titles[-1] == "ukbench: ukbench"
+
+
+def test_study_has_a_table_and_a_chart_for_each_panel(tmp_path):
+    rows = [
+        {"panel": panel, "series": series, "x": x, "figure": figure}
+        for panel in ("dims", "orientations")
+        for series, x, figure in (("none", 8, 0.5), ("full", 8, 0.625), ("none", 16, 0.75))
+    ]
+    rows.append({"panel": "dims", "series": "full", "x": 16, "figure": None, "reason": "<b>too large</b>"})
+    study = {
+        "study": "projection",
+        "question": "PCA",
+        "unit": "mAP in points",
+        "protocol": "rome",
+        "rows": rows,
+    }
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(study))
+    page = report(file, "-o", tmp_path / "report.html")
+    assert page.titles == ["Study: PCA"]
+    assert page.tables[0] == [["dims", "none", "full"], ["8", "50.0", "62.5"], ["16", "75.0", "–"]]
+    assert page.charts == ["mAP in points by dims: none, full", "mAP in points by orientations: none, full"]
+    assert "full, 16.0: <b>too large</b>" in page.texts
+    file.write_text(json.dumps({**study, "rows": [{"panel": "p"}]}))
+    with pytest.raises(InputError, match=r"is not what `ckn-scale study` writes: rows\.0\.series"):
+        report(file, "-o", tmp_path / "other.html")

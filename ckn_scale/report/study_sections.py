@@ -1,0 +1,64 @@
+"""Studies as sections of the report: a table and a chart for each setting that was varied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ckn_scale.report.charts import draw_lines
+from ckn_scale.report.evaluation_sections import describe_hardware, list_settings
+from ckn_scale.report.evaluations import StudyFile, StudyRow
+from ckn_scale.report.html import MISSING, Element, make, make_facts, make_figure, make_section, make_table
+
+
+def describe_study(study: StudyFile) -> Element:
+    figures = [row.figure for row in study.rows if row.figure is not None]
+    factor = 1.0 if figures and max(figures) > 1 else 100.0
+    parts: list[Element] = []
+    for panel in dict.fromkeys(row.panel for row in study.rows):
+        rows = [row for row in study.rows if row.panel == panel]
+        parts += _show_panel(panel, rows, factor, study.unit, [factor * one for one in figures])
+    reasons = dict.fromkeys(
+        f"{row.series}, {row.x}: {row.reason}" for row in study.rows if row.figure is None
+    )
+    if reasons:
+        parts += [make("p", "Not measured:"), make("ul", *(make("li", one) for one in reasons))]
+    parts += [make("h3", "How it was measured"), make_facts(_list_facts(study))]
+    if study.settings:
+        parts += [make("h3", "Settings where the study does not vary them"), list_settings(study.settings)]
+    return make_section(f"Study: {study.question}", *parts)
+
+
+def _show_panel(
+    panel: str, rows: Sequence[StudyRow], factor: float, unit: str, among: Sequence[float]
+) -> Iterator[Element]:
+    places = list(dict.fromkeys(row.x for row in rows))
+    series = list(dict.fromkeys(row.series for row in rows))
+    found = {(row.x, row.series): row for row in rows}
+    curves = {}
+    for one in series:
+        at = [found.get((x, one)) for x in places]
+        curves[one] = [None if row is None or row.figure is None else factor * row.figure for row in at]
+    digits = 3 if factor == 1 else 1
+    cells = [
+        [
+            x if isinstance(x, str) else f"{x:g}",
+            *(MISSING if curves[one][k] is None else f"{curves[one][k]:.{digits}f}" for one in series),
+        ]
+        for k, x in enumerate(places)
+    ]
+    yield make("h3", panel)
+    yield make_table([panel, *series], cells)
+    if among and len(places) > 1:
+        chart = draw_lines(places, curves, x_label=panel, y_label=unit, among=[min(among), max(among)])
+        yield make_figure(chart, f"{panel}: {unit}. All charts of this study have one scale.")
+
+
+def _list_facts(study: StudyFile) -> list[tuple[str, str]]:
+    facts = {
+        "data": f"{study.data} ({study.protocol})",
+        "learned on": Path(study.trained_on).as_posix() if study.trained_on else "",
+        "took": "" if study.seconds is None else f"{study.seconds:,.0f} s, without what was kept from before",
+        "machine": describe_hardware(study.machine),
+    }
+    return [(name, value) for name, value in facts.items() if value]
