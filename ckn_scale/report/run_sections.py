@@ -48,7 +48,7 @@ def list_run_sections(run: RunFolder, *, title: str = "") -> list[Element]:
 
 def list_facts(run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     workers = [commit.worker for label in run.logs() for commit in run.commits(label).committed().values()]
-    hosts = Counter(one.get("host", "?") for one in {str(one): one for one in workers}.values())
+    processes = {(one.get("host"), one.get("pid")) for one in workers}
     version = summary["version"]
     return [
         ("folder", run.url),
@@ -56,7 +56,8 @@ def list_facts(run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, st
         ("version", "none published yet" if version is None else f"{version}, {summary['rows']:,} images"),
         ("images planned", f"{summary['images']['planned']:,}"),
         ("written", f"{sum(step['bytes'] for step in summary['steps']) / 1e6:,.1f} MB"),
-        ("hosts", ", ".join(sorted(hosts)) or MISSING),
+        ("hosts", _join(one.get("host") for one in workers)),
+        ("worker processes", f"{len(processes):,} over time"),
         ("device", _join(one.get("device") for one in workers)),
         ("arithmetic", _join(one.get("arithmetic") for one in workers)),
         ("memory of a worker", f"{summary['peak_memory_mb']:,} MB at its peak"),
