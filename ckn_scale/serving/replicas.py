@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from ckn_scale.core.images import make_preview
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import ImageRejected, InputError
-from ckn_scale.processes import KillableChild, prepare_killably
 from ckn_scale.search.evidence import (
     GroupCandidates,
     Query,
@@ -38,6 +36,7 @@ from ckn_scale.search.matches import PairMatch, match_encoded, match_stored
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.batching import Batcher
+from ckn_scale.serving.decoding import Decoders
 from ckn_scale.serving.messages import BadFilter, Box, DrawnImages, Encoded, Found, Preview, Rejected
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import Readiness, ResidentVersions
@@ -60,11 +59,7 @@ class EncoderReplica:
         self._name = secrets.token_hex(8)
         self._settings = settings
         self._run = RunFolder.open(settings.run_url)
-        # Files of strangers are decoded where a hostile one can be killed, while others go on beside it.
-        self._children: SimpleQueue[KillableChild[Any]] = SimpleQueue()
-        self._preparing = ThreadPoolExecutor(settings.query_processes, "prepare")
-        for _ in range(settings.query_processes):
-            self._preparing.submit(self._start_child)
+        self._decoders = Decoders(settings.query_processes, settings.query_timeout_s)
         # The batches of all queries go through these threads; each computes as the run did.
         self._batches = ThreadPoolExecutor(settings.encoder_threads, "batches")
         self._encoders: ResidentVersions[ImageEncoder] = ResidentVersions(self._identify, self._load)
@@ -77,14 +72,6 @@ class EncoderReplica:
             max_items=settings.encoder_batch or (1 if encoder.device == "cpu" else GPU_BATCH),
             name="encode",
         )
-
-    def _start_child(self) -> None:
-        """Beside the loading of models; one that does not start is started by its first query."""
-        child = KillableChild(_call)
-        try:
-            child.start()
-        finally:
-            self._children.put(child)
 
     async def encode(self, version: int, data: bytes, box: Box | None) -> Encoded | Rejected:
         encoder = self._encoders.get(version)
@@ -114,7 +101,7 @@ class EncoderReplica:
         return [await self._compute(widen_points, hit, points.centroids) for hit in hits]
 
     async def _describe(self, encoder: ImageEncoder, data: bytes, box: Box | None) -> EncodedImage | Rejected:
-        prepared = await self._decode(Preprocessor.prepare, encoder.preprocessor, data, box)
+        prepared = await self._decoders.call(data, Preprocessor.prepare, encoder.preprocessor, data, box)
         if isinstance(prepared, ImageRejected):
             return Rejected(prepared.state, prepared.reason)
         return await asyncio.wrap_future(self._queries.submit(encoder, prepared))
@@ -124,29 +111,14 @@ class EncoderReplica:
 
     async def preview(self, version: int, data: bytes) -> Preview | Rejected:
         spec = self._encoders.get(version).preprocessor.images
-        made = await self._decode(make_preview, data, spec, PREVIEW_SIDE_PX)
+        made = await self._decoders.call(data, make_preview, data, spec, PREVIEW_SIDE_PX)
         return Rejected(made.state, made.reason) if isinstance(made, ImageRejected) else Preview(*made)
-
-    async def _decode(self, work: Callable[..., Result], *arguments: Any) -> Result | ImageRejected:
-        """What `work` makes of a file of a stranger, in one of the children."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._preparing, self._call_child, work, *arguments)
-
-    def _call_child(self, work: Callable[..., Result], *arguments: Any) -> Result | ImageRejected:
-        """The child's process is ended when it takes too long."""
-        child = self._children.get()
-        try:
-            return prepare_killably(child, work, *arguments, deadline_s=self._settings.query_timeout_s)
-        finally:
-            self._children.put(child)
 
     def close(self) -> None:
         """End its processes, where the process that holds it goes on."""
-        self._preparing.shutdown(cancel_futures=True)
         self._queries.close()
         self._batches.shutdown(cancel_futures=True)
-        while not self._children.empty():
-            self._children.get().kill()
+        self._decoders.close()
 
     async def prepare(self, version: int) -> bool:
         """Whether the version is held here; otherwise it is being loaded from now on."""
@@ -255,10 +227,6 @@ class ShardReplica:
 
     def _identify(self, version: int) -> Hashable:
         return open_version(self._run, version).record.manifest.sha256
-
-
-def _call(work: Callable[..., Result], *arguments: Any) -> Result:
-    return work(*arguments)
 
 
 def _load_hits(

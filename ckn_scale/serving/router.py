@@ -22,6 +22,7 @@ from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.search.matches import PairMatch
 from ckn_scale.serving.expansion import expand
+from ckn_scale.serving.health import HungGroups
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import (
     Box,
@@ -107,6 +108,7 @@ class SearchRouter:
         self._encoder = encoder
         self._groups = list(groups)
         self._threads = ThreadPoolExecutor(settings.max_in_flight, "expand")
+        self._hung = HungGroups(self._probe, settings.shard_timeout_s)
         self._examples: tuple[int, DrawnImages] | None = None  # of a version
 
     @property
@@ -237,9 +239,8 @@ class SearchRouter:
         group = version.group_of(image_id)
         if group is None:
             return None
-        answer = getattr(self._groups[group], method)(version.number, image_id, *arguments)
         try:
-            return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
+            return await self._call_group(group, method, version.number, image_id, *arguments)
         except Exception as error:
             logger.warning("group %d did not answer %s: %r", group, method, error)
             raise unavailable(f"the part of the index that holds image {image_id} is unavailable") from None
@@ -292,13 +293,27 @@ class SearchRouter:
 
     async def ask_group(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """What one group answers; None when it is dead, slow or has not loaded the version."""
-        answer = getattr(self._groups[number], method)(*arguments)
         try:
-            return await asyncio.wait_for(answer, self.settings.shard_timeout_s)
+            return await self._call_group(number, method, *arguments)
         except Exception as error:
             logger.warning("group %d left out of an answer: %r", number, error)
             note_group_left_out(number)
             return None
+
+    async def _call_group(self, number: int, method: str, *arguments: Any) -> Any:
+        """Raises whatever is wrong; at once where the group hangs and has no other replica."""
+        if number in self._hung:
+            raise TimeoutError(f"group {number} does not answer")
+        try:
+            call = getattr(self._groups[number], method)(*arguments)
+            return await asyncio.wait_for(call, self.settings.shard_timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            if self.settings.shard_replicas == 1:
+                self._hung.add(number)
+            raise
+
+    def _probe(self, number: int) -> Awaitable[bool]:
+        return self._groups[number].prepare(self.version.number)
 
     def _check_coverage(self, version: ServedVersion, answering: Collection[int], strict: bool) -> float:
         answered = [rows for group, rows in enumerate(version.group_rows) if not rows or group in answering]

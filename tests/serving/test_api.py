@@ -52,8 +52,10 @@ class FakeGroup:
         self.failure = None
         self.delay_s = 0.0
         self.held = {1}
+        self.calls = 0
 
     async def search(self, version, vector, k, wanted):
+        self.calls += 1
         await asyncio.sleep(self.delay_s)
         if self.failure:
             raise self.failure
@@ -128,6 +130,23 @@ def test_a_group_in_trouble_gives_a_partial_answer_with_its_coverage(trouble):
         assert (body["partial"], body["coverage"]) == (True, 0.75)
         assert [hit["image_id"] for hit in body["hits"]] == [0, 1]
         assert_error(await server.search(strict=True), 503, "unavailable", "only 75.0% of the index")
+
+    with_server(check)
+
+
+def test_nobody_else_waits_for_a_group_that_hangs_until_it_answers_again():
+    async def check(server):
+        group = server.groups[1]
+        group.delay_s, group.held = 5.0, None  # a probe fails, too
+        assert (await server.search()).json()["partial"]
+        calls = group.calls
+        for _ in range(3):
+            assert (await server.search()).json()["partial"]
+        assert_error(await server.client.get("/v1/images/10/thumbnail"), 503, "unavailable", "image 10")
+        assert group.calls == calls == 1
+        group.delay_s, group.held = 0.0, {1}
+        while (await server.search()).json()["partial"]:
+            await asyncio.sleep(0.01)
 
     with_server(check)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 
-import numpy as np
 import pytest
-from PIL import Image
+from hostile_images import slow_image
 from running_server import query_view
 from synthetic_index import publish_synthetic, random_units
 
@@ -20,15 +18,6 @@ from ckn_scale.serving.replicas import EncoderReplica
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
 from ckn_scale.storage.run_folder import RunFolder
-
-
-def slow_image() -> bytes:
-    """As many scans over as many pixels as are let through: some seconds of decoding."""
-    sink = io.BytesIO()
-    Image.fromarray(np.full((9900, 9900), 90, np.uint8)).save(sink, "JPEG", progressive=True)
-    jpeg = sink.getvalue()
-    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
-    return jpeg[:-2] + last * (64 - jpeg.count(b"\xff\xda")) + b"\xff\xd9"
 
 
 @pytest.fixture
