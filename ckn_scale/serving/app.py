@@ -174,12 +174,12 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
     from ray import serve
 
     from ckn_scale.ray_cluster import FULL_PRIORITY, connect_ray
-    from ckn_scale.serving import limits
+    from ckn_scale.serving import proxy
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Answers come before batch work, so the replicas keep the priority of this process; deployments
     # ask for no CPU here.
-    environment = {**FULL_PRIORITY, **limits.ENVIRONMENT}
+    environment = {**FULL_PRIORITY, **proxy.ENVIRONMENT}
     with connect_ray(ray_address, num_cpus=1, environment=environment):
         if ray_address is not None:
             _check_application_is_new()

@@ -1,11 +1,4 @@
-"""What the server takes from strangers: headers, bodies and searches, each within limits.
-
-`BodyReader` bounds size, time and rate of bodies, `RateLimiter` what a key
-asks in a time. `end_slow_headers` is a deadline for a request's headers, which
-neither uvicorn nor Ray Serve has. It belongs into the process that listens, Serve's proxy, which calls
-what is named in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH when it starts. With HAProxy in front
-(RAY_SERVE_ENABLE_HA_PROXY) it is HAProxy's `timeout http-request` that counts.
-"""
+"""What the server takes from strangers: bodies within size, time and pace; of a key so much in a time."""
 
 from __future__ import annotations
 
@@ -16,16 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn.config
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ckn_scale.serving.keys import ApiKey
 from ckn_scale.serving.request_record import note_error
 from ckn_scale.serving.settings import ServeSettings
 
-HEADER_DEADLINE_S = 10.0
-ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:end_slow_headers"}
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -178,39 +167,3 @@ class _Bucket:
         now = time.monotonic()
         self.tokens = min(self.capacity, self.tokens + (now - self._filled) * self.per_s)
         self._filled = now
-
-
-class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol; a connection is closed when headers were begun, or awaited first, for too long."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._set_deadline()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        in_a_request = self.cycle is not None and not self.cycle.response_complete
-        if in_a_request:
-            self._clear_deadline()
-        elif self._deadline is None:
-            self._set_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear_deadline()
-        super().connection_lost(exc)
-
-    def _set_deadline(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HEADER_DEADLINE_S, self.transport.close)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-def end_slow_headers() -> None:
-    """Every uvicorn that this process starts from now on has the deadline."""
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{DeadlineProtocol.__name__}"

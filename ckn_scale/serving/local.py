@@ -18,7 +18,7 @@ from ckn_scale.interrupts import wait_for_signal
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.app import Serving, bind_socket, check_run, local_resources, make_url, resolve_access
-from ckn_scale.serving.limits import DeadlineProtocol
+from ckn_scale.serving.proxy import DeadlineProtocol
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
 from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -148,6 +149,15 @@ def test_the_serve_config_builds_the_application(monkeypatch):
     assert encoder._bound_deployment.ray_actor_options["num_gpus"] == 1
     names = [group._bound_deployment.name for group in groups]
     assert names == [deployment["name"] for deployment in config["deployments"]]
+
+
+def test_the_image_sets_up_serves_proxy_as_serve_run_does():
+    from ckn_scale.serving import proxy
+
+    ((name, path),) = proxy.ENVIRONMENT.items()
+    assert f"{name}={path}\n" in (CLUSTER / "Dockerfile").read_text()
+    module, _, function = path.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_file_for_virtual_machines_holds_against_rays_schema():
