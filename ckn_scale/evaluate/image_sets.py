@@ -129,7 +129,7 @@ def _read_columns(file: Path) -> list[tuple[str, str, str]]:
         raise InputError(
             f"the protocol groups needs a text file of two columns: {file} cannot be read"
         ) from None
-    rows = [tuple(re.split(r"\t|,|;", line.strip())) for line in lines]
+    rows = [tuple(re.split(r"\t" if "\t" in line else r",|;", line.strip())) for line in lines]
     has_roles = bool(rows) and rows[0][:3] == ("image", "group", "role")
     if rows and rows[0][:2] == ("image", "group"):
         rows = rows[1:]

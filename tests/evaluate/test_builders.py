@@ -114,6 +114,16 @@ def test_each_form_of_a_reconstruction_gives_its_cameras(photos_of_scenes, tmp_p
             np.testing.assert_allclose(mine.projection, true.projection, atol=1e-9)
 
 
+def test_scenes_are_found_wherever_they_lie(photos_of_scenes, tmp_path):
+    folder, scenes = photos_of_scenes
+    write_colmap_binary(tmp_path / "people" / "sparse" / "0", scenes[0])
+    write_bundler(tmp_path / "cat", scenes[1])
+    (tmp_path / "cat" / "bundle").mkdir()
+    (tmp_path / "cat" / "bundle.out").rename(tmp_path / "cat" / "bundle" / "bundle.out")
+    found = read_reconstructions(tmp_path, folder)
+    assert [(one.name, len(one.views)) for one in found] == [("cat-bundle", 6), ("people-sparse-0", 7)]
+
+
 def test_reconstructions_that_cannot_be_read(photos_of_scenes, tmp_path):
     folder, scenes = photos_of_scenes
     model = tmp_path / "people"

@@ -112,6 +112,14 @@ def test_groups_of_a_two_column_file(tmp_path, header):
         assert found.queries[0].relevant == {1}
 
 
+def test_names_in_a_file_of_tabs_may_have_commas(tmp_path):
+    names = ["a, b; c.jpg", "d.jpg"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "groups.tsv").write_text("".join(f"{name}\tx\n" for name in names))
+    assert [file.path.name for file in read_image_set(tmp_path, "groups").database] == names
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

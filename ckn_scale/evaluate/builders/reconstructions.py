@@ -1,11 +1,12 @@
 """Reconstructions as COLMAP (text, binary) and Bundler write them: cameras and poses, nothing else.
 
 A folder with `cameras` and `images` (.bin or .txt) is one scene of COLMAP, a folder with a bundle file and a
-list of images one of Bundler; a folder of such folders holds a scene each.
+list of images (there or one above) one of Bundler; every such folder below the one given is a scene.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ MODELS = {
     3: ("RADIAL", 5),
     4: ("OPENCV", 8),
 }
-BUNDLE_FILES = ("bundle.out", "bundle.rd.out", "bundle/bundle.out")
+BUNDLE_FILES = ("bundle.out", "bundle.rd.out")
 LIST_FILES = ("list.txt", "list.orig.txt", "list.db.txt")
 DOWN_AND_FORWARD = np.diag([1.0, -1.0, -1.0])  # Bundler looks along −z, its y goes up
 
@@ -42,12 +43,13 @@ def read_reconstructions(folder: Path, images: Path | None) -> list[Reconstructi
     """Every scene in a folder, sorted by name; `images` is what names of images are relative to."""
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
-    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     scenes = []
-    for one in candidates:
-        views = _read_views(one, images)
+    for root, folders, _ in os.walk(folder):
+        folders.sort()
+        views = _read_views(Path(root), images)
         if views is not None:
-            scenes.append(Reconstruction(one.name, tuple(sorted(views, key=lambda view: str(view.path)))))
+            name = "-".join(Path(root).relative_to(folder).parts) or folder.resolve().name
+            scenes.append(Reconstruction(name, tuple(sorted(views, key=lambda view: str(view.path)))))
     if not scenes:
         raise InputError(
             f"there is no reconstruction in {folder}: neither cameras and images (.bin or .txt) of COLMAP "
@@ -69,7 +71,7 @@ def _read_views(folder: Path, images: Path | None) -> list[View] | None:
                 raise InputError(f"{folder} is not what COLMAP writes: {error}") from None
             return [_place(pose, cameras, images or folder, files[1]) for pose in poses]
     bundle = next((folder / name for name in BUNDLE_FILES if (folder / name).is_file()), None)
-    return None if bundle is None else list(_read_bundle(bundle, folder, images or folder))
+    return None if bundle is None else list(_read_bundle(bundle, images))
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,13 @@ def _read_text_poses(file: Path) -> Iterator[Pose]:
             yield Pose(name.strip(), int(camera_id), values[:4], values[4:])
 
 
-def _read_bundle(bundle: Path, folder: Path, images: Path) -> Iterator[View]:
-    listed = next((folder / name for name in LIST_FILES if (folder / name).is_file()), None)
-    if listed is None:
-        raise InputError(f"{folder} has a bundle file, but none of {', '.join(LIST_FILES)}")
+def _read_bundle(bundle: Path, images: Path | None) -> Iterator[View]:
+    """Names of images are relative to where they are listed, unless `images` says otherwise."""
+    folders = (bundle.parent, bundle.parent.parent)
+    lists = [folder / name for folder in folders for name in LIST_FILES if (folder / name).is_file()]
+    if not lists:
+        raise InputError(f"{bundle} has none of {', '.join(LIST_FILES)} beside it")
+    listed = lists[0]
     try:
         names = [line.split()[0] for line in _read_lines(listed) if line.strip()]
         numbers = np.array(" ".join(_read_lines(bundle)[: 1 + 5 * len(names)]).split(), np.float64)
@@ -180,7 +185,7 @@ def _read_bundle(bundle: Path, folder: Path, images: Path) -> Iterator[View]:
     for name, (focal, k1, k2, *pose) in zip(names, cameras.tolist(), strict=True):
         if focal <= 0:
             continue  # not registered
-        path = images / name
+        path = (images or listed.parent) / name
         mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imread(str(path), mode) if path.is_file() else None
         if pixels is None:
