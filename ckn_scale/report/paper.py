@@ -194,3 +194,51 @@ PRINTED: dict[str, tuple[Printed, ...]] = {  # by protocol of `evaluate`
 def printed_name(descriptor: str) -> str | None:
     """The paper's name of a descriptor of ours, `paper:ckn-grad` and the like included."""
     return NAMES.get(descriptor.rpartition(":")[2])
+
+
+@dataclass(frozen=True)
+class PrintedStudy:
+    """One of its tables of what was varied, by descriptor and by what it was set to."""
+
+    data: str
+    figures: dict[str, dict[str, float]]
+
+
+PRINTED_STUDIES: dict[tuple[str, str], PrintedStudy] = {  # by study and protocol
+    ("dense", "holidays"): PrintedStudy(
+        HOLIDAYS.data,
+        {
+            "sift": {"Hessian-Affine": 64.0, "dense, same pooling": 70.3},
+            "ckn-grad": {
+                "Hessian-Affine": 66.5,
+                "dense, same pooling": 68.5,
+                "dense, changed pooling": 71.3,
+            },
+            "ckn-raw": {"Hessian-Affine": 69.9, "dense, same pooling": 72.3, "dense, changed pooling": 72.3},
+            "ckn-white": {
+                "Hessian-Affine": 78.7,
+                "dense, same pooling": 76.8,
+                "dense, changed pooling": 80.8,
+            },
+        },
+    ),
+    ("crop", "oxford"): PrintedStudy(
+        "Oxford5k, 55 queries; VLAD of 256 words of Paris6k; changed pooling for dense points",
+        {
+            "sift": {
+                "Hessian-Affine, no crop": 45.7,
+                "Hessian-Affine, crop": 43.7,
+                "dense, no crop": 51.1,
+                "dense, crop": 47.6,
+            },
+            "ckn-grad": {
+                "Hessian-Affine, no crop": 49.0,
+                "Hessian-Affine, crop": 49.8,
+                "dense, no crop": 55.4,
+                "dense, crop": 50.9,
+            },
+        },
+    ),
+    ("gravity", "oxford"): PrintedStudy(OXFORD.data, {"ckn-grad": {"dominant": 49.8, "gravity": 56.5}}),
+    ("supervision", "rome"): PrintedStudy(f"RomePatches-Test, {ROME_TEST.data}", {"all": ROME_TEST.figures}),
+}

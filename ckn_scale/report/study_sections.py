@@ -8,16 +8,30 @@ from pathlib import Path
 from ckn_scale.report.charts import draw_lines
 from ckn_scale.report.evaluation_sections import describe_hardware, list_settings
 from ckn_scale.report.evaluations import StudyFile, StudyRow
-from ckn_scale.report.html import MISSING, Element, make, make_facts, make_figure, make_section, make_table
+from ckn_scale.report.html import (
+    MISSING,
+    Cell,
+    Element,
+    make,
+    make_facts,
+    make_figure,
+    make_section,
+    make_table,
+)
+from ckn_scale.report.paper import PRINTED_STUDIES, PrintedStudy
+
+NOTHING_PRINTED = PrintedStudy("", {})
 
 
 def describe_study(study: StudyFile) -> Element:
     figures = [row.figure for row in study.rows if row.figure is not None]
     factor = 1.0 if figures and max(figures) > 1 else 100.0
+    printed = PRINTED_STUDIES.get((study.study, study.protocol), NOTHING_PRINTED)
     parts: list[Element] = []
     for panel in dict.fromkeys(row.panel for row in study.rows):
         rows = [row for row in study.rows if row.panel == panel]
-        parts += _show_panel(panel, rows, factor, study.unit, [factor * one for one in figures])
+        among = [factor * one for one in figures]
+        parts += _show_panel(panel, rows, factor, study.unit, among, printed)
     reasons = dict.fromkeys(
         f"{row.series}, {row.x}: {row.reason}" for row in study.rows if row.figure is None
     )
@@ -30,7 +44,12 @@ def describe_study(study: StudyFile) -> Element:
 
 
 def _show_panel(
-    panel: str, rows: Sequence[StudyRow], factor: float, unit: str, among: Sequence[float]
+    panel: str,
+    rows: Sequence[StudyRow],
+    factor: float,
+    unit: str,
+    among: Sequence[float],
+    printed: PrintedStudy,
 ) -> Iterator[Element]:
     places = list(dict.fromkeys(row.x for row in rows))
     series = list(dict.fromkeys(row.series for row in rows))
@@ -39,19 +58,29 @@ def _show_panel(
     for one in series:
         at = [found.get((x, one)) for x in places]
         curves[one] = [None if row is None or row.figure is None else factor * row.figure for row in at]
-    digits = 3 if factor == 1 else 1
-    cells = [
-        [
-            x if isinstance(x, str) else f"{x:g}",
-            *(MISSING if curves[one][k] is None else f"{curves[one][k]:.{digits}f}" for one in series),
-        ]
-        for k, x in enumerate(places)
-    ]
+    digits, beside = 3 if factor == 1 else 1, [one for one in series if one in printed.figures]
+    cells: list[list[str | Cell]] = []
+    for number, x in enumerate(places):
+        name = x if isinstance(x, str) else f"{x:g}"
+        of_paper = [printed.figures[one].get(name) for one in beside]
+        cells.append(
+            [
+                name,
+                *(_format(curves[one][number], digits) for one in series),
+                *(Cell(_format(figure, 1), "printed") for figure in of_paper),
+            ]
+        )
     yield make("h3", panel)
-    yield make_table([panel, *series], cells)
+    yield make_table([panel, *series, *(f"paper: {one}" for one in beside)], cells)
+    if beside:
+        yield make("p", f"Grey: as the paper prints it, measured on {printed.data}.")
     if among and len(places) > 1:
         chart = draw_lines(places, curves, x_label=panel, y_label=unit, among=[min(among), max(among)])
         yield make_figure(chart, f"{panel}: {unit}. All charts of this study have one scale.")
+
+
+def _format(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
 
 
 def _list_facts(study: StudyFile) -> list[tuple[str, str]]:

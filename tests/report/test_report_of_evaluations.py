@@ -208,3 +208,21 @@ def test_study_has_a_table_and_a_chart_for_each_panel(tmp_path):
     file.write_text(json.dumps({**study, "rows": [{"panel": "p"}]}))
     with pytest.raises(InputError, match=r"is not what `ckn-scale study` writes: rows\.0\.series"):
         report(file, "-o", tmp_path / "other.html")
+
+
+def test_study_of_the_paper_stands_beside_its_figures(tmp_path):
+    rows = [
+        {"panel": "queries", "series": name, "x": x, "figure": 0.5}
+        for name in ("sift", "ckn-white")
+        for x in ("Hessian-Affine, crop", "dense, crop")
+    ]
+    study = {"study": "crop", "question": "crop", "unit": "mAP", "protocol": "oxford", "rows": rows}
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(study))
+    page = report(file, "-o", tmp_path / "report.html")
+    assert page.tables[0] == [
+        ["queries", "sift", "ckn-white", "paper: sift"],
+        ["Hessian-Affine, crop", "50.0", "50.0", "43.7"],
+        ["dense, crop", "50.0", "50.0", "47.6"],
+    ]
+    assert any("measured on Oxford5k, 55 queries" in text for text in page.texts)
