@@ -90,8 +90,10 @@ def similar(image_id: int, k: int, options: Mapping[str, Any]) -> Call[Answer]:
 
 def match(image: ImageLike | int, other: ImageLike | int, box: Box | None) -> Call[Match]:
     if isinstance(image, int):
+        if not isinstance(other, int):
+            raise ValueError("of an indexed image and another one the other one comes first")
         first: dict[str, Any] = {"image_id": image}
-        second = {"other_id": other} if isinstance(other, int) else {"other": _encode(other)}
+        second: dict[str, Any] = {"other_id": other}
     else:
         first = {"image": _encode(image)}
         second = {"image_id": other} if isinstance(other, int) else {"other": _encode(other)}

@@ -80,7 +80,7 @@ def test_what_the_server_refuses_is_the_error_that_this_process_would_raise(clie
     assert rejected.value.state == "unsupported"
     with pytest.raises(ckn_scale.ImageRejected, match="missing"):
         client.search(tmp_path / "nowhere.jpg")
-    with pytest.raises(ckn_scale.InputError, match="together must be ≤ 1000"):
+    with pytest.raises(ckn_scale.InputError, match="must be ≤ 1000"):
         client.search(view, k=5000)
     with pytest.raises(ckn_scale.InputError, match="the index has no such column"):
         client.search(view, filter="year>2000")
@@ -128,6 +128,23 @@ def test_options_travel_whole(client):
     assert client.search(view, k=1, filter=wanted, verify=False)[0].image_id != best[0].image_id
 
 
+def test_indexed_images_ask_as_well_and_two_images_are_compared(client, photo_run):
+    index, view = open_index(photo_run), query_view("coffee")
+    hit = client.search(view, k=1, expand=True)[0]
+    near, here = client.similar(hit.image_id, k=3, filter=["uri^=/"]), index.similar(hit.image_id, 3)
+    assert [one.to_form() for one in near] == [one.to_form() for one in here]
+    assert hit.image_id not in [one.image_id for one in near]
+    by_id, by_file = client.match(view, hit.image_id), client.match(view, hit.uri)
+    assert by_id.match
+    assert by_id.inliers == hit.inliers
+    assert len(by_id.matches) >= by_id.decision.min_inliers
+    assert by_file.match
+    other = client.similar(hit.image_id, k=1, verify=False)[0]
+    assert not client.match(hit.image_id, other.image_id).match
+    with pytest.raises(ValueError, match="comes first"):
+        client.match(hit.image_id, view)
+
+
 def test_a_thumbnail_is_a_jpeg(client):
     assert max(Image.open(io.BytesIO(client.thumbnail(0))).size) <= 96
 
@@ -139,6 +156,12 @@ def test_the_async_client_asks_beside_each_other(local_server):
             answers = await asyncio.gather(*(client.search(query_view(photo), k=1) for photo in photos))
             assert [Path(answer[0].uri).stem for answer in answers] == list(photos)
             assert (await client.thumbnail(0))[:2] == b"\xff\xd8"
+            found = answers[0][0].image_id
+            assert (await client.match(query_view("coffee"), found)).match
+            assert (await client.image(found)).uri == answers[0][0].uri
+            assert (await client.index()).version == (await client.versions()).current
+            assert len(await client.similar(found, k=2)) == 2
+            assert (await client.preview(query_view("coffee")))[:2] == b"\xff\xd8"
             with pytest.raises(ckn_scale.ImageRejected):
                 await client.search(b"no image")
 
