@@ -10,8 +10,10 @@ import pytest
 from report_pages import Page, read_page, report
 
 from ckn_scale.errors import InputError
+from ckn_scale.evaluate.studies.declared import STUDIES
 from ckn_scale.report.charts import choose_axis
 from ckn_scale.report.html import make, write_page
+from ckn_scale.report.paper import PRINTED_STUDIES
 
 HOSTILE = "<script>alert(1)<b onload=x>&\"'\udcff\x00.jpg"
 SHOWN = "<script>alert(1)<b onload=x>&\"'\\udcff\\x00.jpg"
@@ -226,3 +228,12 @@ def test_study_of_the_paper_stands_beside_its_figures(tmp_path):
         ["dense, crop", "50.0", "50.0", "47.6"],
     ]
     assert any("measured on Oxford5k, 55 queries" in text for text in page.texts)
+
+
+@pytest.mark.parametrize("printed", PRINTED_STUDIES, ids="-".join)
+def test_printed_figures_are_of_what_a_study_varies(printed):
+    study, figures = STUDIES[printed[0]], PRINTED_STUDIES[printed].figures
+    assert printed[1] in study.protocols
+    descriptors = list(figures.get("all", figures))
+    places = {(one.series, one.x) for one in study.list_variants(descriptors)}
+    assert {(series, x) for series, column in figures.items() for x in column} <= places

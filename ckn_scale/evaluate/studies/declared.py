@@ -74,9 +74,11 @@ def vary_points(descriptors: Sequence[str]) -> Iterator[Variant]:
 
 
 def vary_crop(descriptors: Sequence[str]) -> Iterator[Variant]:
-    """Table "oxford_dense": queries cut to their box or whole, on both kinds of points."""
+    """Table "oxford_dense": queries cut to their box or whole; dense points with changed pooling."""
     for name in descriptors:
-        for points, settings in (("Hessian-Affine", ()), ("dense", (DENSE,))):
+        dense = (DENSE, f"+pooling={name[4:]}") if name.startswith("ckn-") else (DENSE,)
+        settings_of: dict[str, tuple[str, ...]] = {"Hessian-Affine": (), "dense": dense}
+        for points, settings in settings_of.items():
             for crop in (False, True):
                 x = f"{points}, {'crop' if crop else 'no crop'}"
                 yield Variant("queries", name, x, name, settings, crop=crop)
