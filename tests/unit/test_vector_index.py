@@ -419,6 +419,17 @@ def test_joined_indexes_answer_like_one_with_masks_copies_and_empty_parts(make, 
             np.testing.assert_array_equal(found[0], expected[0][asked])
 
 
+@pytest.mark.parametrize("make", [make_exact, make_signs])
+def test_copies_in_many_small_indexes_come_by_id(make):
+    vectors = unit_rows(400)
+    copies = np.sort(np.random.default_rng(1).choice(400, 150, replace=False))
+    vectors[copies] = vectors[copies[0]]
+    parts = [(make(vectors[two], two), None) for two in np.split(np.arange(400), 200)]
+    prepared = parts[0][0].prepare(vectors[copies[:1]])
+    for k in (5, 10, 40):
+        assert find_topk(parts, prepared, k)[1].tolist() == [copies[:k].tolist()]
+
+
 def test_joined_indexes_score_the_head_of_all_and_not_of_each(monkeypatch):
     vectors, scored = unit_rows(400), []
     parts = [build_exact(vectors[rows], rows) for rows in np.array_split(np.arange(400), 8)]
