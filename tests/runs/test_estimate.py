@@ -12,15 +12,18 @@ from photo_runs import OVERRIDES, index_here
 
 from ckn_scale.config import load_settings
 from ckn_scale.core.coarse_lists import learn_lists, predict_memory
+from ckn_scale.core.flattening import supported_directions
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.core.specs import ReductionSpec
 from ckn_scale.processes import SPAWN
 from ckn_scale.runs.estimate import SAMPLE_STEPS, _on_line, _reduction_bytes, estimate_run
 from ckn_scale.runs.estimate_index import estimate_index
-from ckn_scale.runs.step_sizes import count_sgd_steps, list_sizes
+from ckn_scale.runs.step_sizes import count_point_words, count_sgd_steps, list_sizes
+from ckn_scale.steps.learn_quantiser import choose_kind
 from ckn_scale.steps.plan_images import plan_images
 from ckn_scale.steps.train_reduction import learn_reduction
+from ckn_scale.storage.index_files import IndexManifest
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -37,6 +40,28 @@ def test_sizes_are_bounded_by_the_patches_that_there_are():
     assert many["train_codebook"].work == 2 * settings.vlad.num_descriptors
     assert many["sample_vlads"].work == settings.reduction.num_images < 20_000
     assert many["encode_images"].work == 10**6
+
+
+@pytest.mark.parametrize(
+    ("images", "words", "more_words", "taught_by", "directions", "kind"),
+    [
+        (20, 128, 128, 0, 0, None),
+        (100, 1024, 1024, 0, 0, None),
+        (1_500, 4096, 4096, 1_500, 46, None),
+        (100_000, 4096, 16_384, 4096, 128, "pq"),
+        (50_000_000, 4096, 16_384, 4096, 128, "ivf-pq"),
+    ],
+)
+def test_a_collection_gets_words_directions_and_a_kind_that_its_size_supports(
+    images, words, more_words, taught_by, directions, kind
+):
+    settings, sampled = load_settings("compact"), min(images, 20_000)
+    patches = min(800 * sampled, settings.sample.num_patches)
+    assert count_point_words(settings, sampled, patches) == words
+    assert count_point_words(settings, sampled, min(800 * sampled, 200_000)) == more_words
+    fitted = int(list_sizes(settings, sampled, images, patches)["sample_vlads"].work)
+    assert (fitted, supported_directions(fitted, background=False)) == (taught_by, directions)
+    assert choose_kind(settings.index.kind, IndexManifest("", 32768, images, {}, (), "signs")) == kind
 
 
 def test_sgd_is_predicted_by_its_steps():
