@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckn_scale.config import Settings
+from ckn_scale.config import Settings, find_channels
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import Member, Request
 from ckn_scale.evaluate.image_sets import read_image_set
@@ -43,7 +43,7 @@ def measure_both(
 ) -> dict[str, Scores]:
     """Every request and RootSIFT, on the same points at one region."""
     cache, train = ContentCache(arguments.cache, CACHE_BYTES), find_images(arguments.train_images)
-    rows = [Request(RIVAL, (Member(RIVAL, settings),)), *requests]
+    rows = [Request(RIVAL, (Member(RIVAL, settings, *find_channels(settings, RIVAL)),)), *requests]
     scenes = read_scenes(arguments.scenes)
     patch_cells = PatchTable(scenes, rows, settings, train, cache, report_progress).measure(
         [arguments.region], [0.0]

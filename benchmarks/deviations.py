@@ -71,7 +71,7 @@ def main() -> None:
     set_compute_threads(1)
     settings = load_settings("compact", None, [f"keypoints.max_keypoints={arguments.points}"])
     variants = {
-        f"{channel.ckn.channel}, {name}": variant
+        f"{channel.name}, {name}": variant
         for channel in settings.channels
         for name, variant in list_variants(channel)
     }

@@ -33,8 +33,9 @@ from ckn_scale.core.ckn_model import (
     orientation_layer,
     subpatch_dim,
 )
-from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.descriptors.sift import SiftDescriptor
+from ckn_scale.core.descriptors.ckn import CknNetwork
+from ckn_scale.core.descriptors.network import ProjectedDescriptor
+from ckn_scale.core.descriptors.sift import SiftNetwork
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.pca import Projection
@@ -77,14 +78,14 @@ def cut_patches(count: int, size_px: int) -> np.ndarray:
     return extract_patches(image, keypoints, PatchSpec(size_px=size_px))
 
 
-def make_descriptor(channel: ChannelSpec, size_px: int) -> CknDescriptor:
+def make_descriptor(channel: ChannelSpec, size_px: int) -> ProjectedDescriptor:
     rng = np.random.default_rng(0)
     spec = channel.ckn
     layers = tuple(make_layer(spec, index, rng) for index in range(len(spec.layers)))
     ckn = Ckn(spec, size_px, layers)
     dim = min(channel.projection.dim, ckn.dim)
     matrix = rng.standard_normal((dim, ckn.dim), np.float32)
-    return CknDescriptor(ckn, Projection(matrix, matrix.mean(axis=1)), batch_size=BATCH)
+    return ProjectedDescriptor(CknNetwork(ckn, batch_size=BATCH), Projection(matrix, matrix.mean(axis=1)))
 
 
 def make_layer(spec: CknSpec, index: int, rng: np.random.Generator) -> CknLayer:
@@ -100,7 +101,7 @@ def make_layer(spec: CknSpec, index: int, rng: np.random.Generator) -> CknLayer:
 def make_channel_subject(preset: str, channel: ChannelSpec, size_px: int) -> Subject:
     descriptor, patches = make_descriptor(channel, size_px), cut_patches(BATCH, size_px)
     flops = count_flops(channel.ckn, size_px) + 2 * descriptor.projection.matrix.size
-    return Subject(f"{preset} {channel.ckn.channel}", lambda: descriptor.describe(patches), BATCH, flops)
+    return Subject(f"{preset} {channel.name}", lambda: descriptor.describe(patches), BATCH, flops)
 
 
 def make_product_subject() -> Subject:
@@ -159,7 +160,7 @@ def main() -> None:
         settings = load_settings(preset)
         subjects += [make_channel_subject(preset, c, settings.patches.size_px) for c in settings.channels]
     patches = cut_patches(BATCH, 51)
-    subjects.append(Subject("our SIFT", lambda: SiftDescriptor().describe(patches), BATCH))
+    subjects.append(Subject("our SIFT", lambda: SiftNetwork().describe(patches), BATCH))
     clock = time.process_time if arguments.threads == 1 else time.perf_counter
     measure([product, many, one, *subjects], arguments.seconds, clock)
     sift_us = 1e6 * (many.seconds - one.seconds) / many.count

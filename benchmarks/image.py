@@ -28,8 +28,6 @@ import cv2
 import numpy as np
 
 from ckn_scale.config import Settings, load_settings
-from ckn_scale.core.ckn import encode_patches
-from ckn_scale.core.descriptors.ckn import CknDescriptor
 from ckn_scale.core.encoder import Channel, ImageEncoder
 from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.images import decode_image, to_luma
@@ -124,14 +122,12 @@ def fit_encoder(settings: Settings, train: Sequence[Path], cache: ContentCache) 
         list_members(parse_requests("ckn", lambda _: settings)), settings.channels, strict=True
     ):
         descriptor = fit_member(member, None, source, cache).descriptor
-        assert isinstance(descriptor, CknDescriptor)
-        name, projector = spec.ckn.channel, None
+        name, projector = spec.name, None
         if name in settings.point_channels:
-            rows = encode_patches(descriptor.ckn, patches, batch_size=settings.numerics.batch_patches)
-            projections[name] = fit_point_projection(rows, points)
-            projector = descriptor.fold(projections[name])
+            projections[name] = fit_point_projection(descriptor.network.describe(patches), points)
+            projector = descriptor.network.fold(projections[name])
         words = fit_codebook(descriptor.describe(patches), settings.vlad.num_words)
-        channels.append(Channel(descriptor, words, spec.weight, spec.max_points, projector))
+        channels.append(Channel(name, descriptor, words, spec.weight, spec.max_points, projector))
     dim = sum(channel.centroids.size for channel in channels)
     noise = np.random.default_rng(0).standard_normal((NUM_NOISE, dim), np.float32)
     by_name = {channel.name: channel for channel in channels}

@@ -56,7 +56,7 @@ class Size:
 
     @property
     def request(self) -> Request:
-        members = (Member(f"{self.name} {one.ckn.channel}", self.settings, one) for one in self.channels)
+        members = (Member(f"{self.name} {one.name}", self.settings, one) for one in self.channels)
         return Request(self.name, tuple(members))
 
 
@@ -88,7 +88,7 @@ def list_sizes(points: int, with_paper: bool) -> list[Size]:
     ]
     if with_paper:
         paper = load_settings("paper", None, [*PAPER, *common])
-        chosen = (limit_descriptors(one) for one in paper.channels if one.ckn.channel in CHANNELS)
+        chosen = (limit_descriptors(one) for one in paper.channels if one.name in CHANNELS)
         sizes.append(Size("paper", paper, tuple(chosen)))
     return sizes
 

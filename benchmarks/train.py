@@ -38,8 +38,9 @@ from ckn_scale.core.ckn_training import (
     subpatches_per_patch,
 )
 from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.descriptors.ckn import CknDescriptor
-from ckn_scale.core.descriptors.sift import SiftDescriptor
+from ckn_scale.core.descriptors.ckn import CknNetwork
+from ckn_scale.core.descriptors.network import ProjectedDescriptor
+from ckn_scale.core.descriptors.sift import SiftNetwork
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.pca import fit_projection
@@ -178,10 +179,10 @@ def fit_by_sgd(task: Task, iterations: int, num_rates: int) -> Iterator[Fit]:
         yield Fit("sgd", done, seconds, layer)
 
 
-def finish_descriptor(task: Task, layer: CknLayer, dim: int) -> CknDescriptor:
+def finish_descriptor(task: Task, layer: CknLayer, dim: int) -> ProjectedDescriptor:
     ckn = Ckn(task.spec, PATCHES.size_px, (*task.start.layers, layer))
     rows = encode_patches(ckn, task.patches[:: max(1, len(task.patches) // PROJECTION_PATCHES)])
-    return CknDescriptor(ckn, fit_projection(rows, ProjectionSpec(dim=dim, whitening=0.5)))
+    return ProjectedDescriptor(CknNetwork(ckn), fit_projection(rows, ProjectionSpec(dim=dim, whitening=0.5)))
 
 
 def measure_map(descriptor: PatchDescriptor, views: np.ndarray) -> float:
@@ -231,7 +232,7 @@ def main() -> None:
             )
             row = {"solver": fit.solver, "iterations": fit.iterations, "seconds": fit.seconds}
             results.append({**row, "kernel_error": error, "map": score})
-    for rival in (SiftDescriptor(), SiftDescriptor(root=True)):
+    for rival in (SiftNetwork(), SiftNetwork(root=True)):
         print(f"{rival.name:<44}{100 * measure_map(rival, task.views):>8.1f}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"alpha": task.alpha, "results": results}, indent=2))

@@ -21,6 +21,8 @@ def index(
     preset: str = "compact",
     config: PathLike | None = None,
     overrides: Sequence[str] = (),
+    descriptor: str | None = None,
+    weights: PathLike | Sequence[PathLike] = (),
     workers: int = 2,
     ray: Literal["local", "auto"] | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -43,6 +45,8 @@ def index(
             store that fsspec knows, as str or Path; or a list of these.
         run: a folder or `s3://bucket/run`.
         preset, config, overrides: the settings: a preset, a TOML file over it, "key.path=value" over both.
+        descriptor, weights: what describes patches instead of the preset's channels ("rootsift"), and files
+            (or "tfeat=file") of what takes weights.
         workers: processes (0: this one) or, with `ray`, actors; the result is the same.
         ray: "local" starts a Ray of its own, "auto" uses the cluster this runs in.
         device: fixed when the run is planned; "auto" takes cuda where the workers' torch sees it.
@@ -66,7 +70,15 @@ def index(
     models = None if models is None else os.fspath(models)
     config = None if config is None else os.fspath(config)
     run = os.fspath(run)
-    settings = resolve_settings(run, preset, config, overrides, device=device, ray=ray, models=models)
+    files = [weights] if isinstance(weights, str | os.PathLike) else weights
+    settings = resolve_settings(
+        *(run, preset, config, overrides),
+        descriptor=descriptor,
+        weights=[os.fspath(one) for one in files],
+        device=device,
+        ray=ray,
+        models=models,
+    )
     return index_images(
         _as_source(images),
         run,

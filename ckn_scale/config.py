@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,15 +20,18 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    field_serializer,
     model_serializer,
     model_validator,
 )
 
 from ckn_scale.core.specs import (
+    NETWORK_NAMES,
     ChannelSpec,
     CknTrainingSpec,
     ImageSpec,
     KeypointSpec,
+    NetworkSpec,
     PatchSpec,
     PointsSpec,
     ReductionSpec,
@@ -125,8 +129,22 @@ class Settings(Closed):
     publish: PublishSettings = PublishSettings()
     numerics: NumericsSettings = NumericsSettings()
 
+    @field_serializer("channels", mode="wrap")
+    def _leave_out_other_kinds(
+        self, channels: tuple[ChannelSpec, ...], dump: SerializerFunctionWrapHandler
+    ) -> list[dict[str, Any]]:
+        """A CKN's channel is what it was before there were other networks: runs of then go on."""
+        kinds = ("ckn", "network")
+        return [
+            {key: value for key, value in tree.items() if key not in kinds or value is not None}
+            for tree in dump(channels)
+        ]
+
     @model_validator(mode="after")
     def _check_points(self) -> Settings:
+        repeated = [name for name in self.channel_names if self.channel_names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"channels has {repeated[0]!r} twice")
         unknown = [name for name in self.points.channels if name not in self.channel_names]
         if unknown and self.points.max_points:
             described = ", ".join(self.channel_names)
@@ -148,7 +166,7 @@ class Settings(Closed):
 
     @property
     def channel_names(self) -> list[str]:
-        return [channel.ckn.channel for channel in self.channels]
+        return [channel.name for channel in self.channels]
 
     @property
     def point_channels(self) -> list[str]:
@@ -179,9 +197,11 @@ def load_settings(
     config_file: str | None = None,
     overrides: Sequence[str] = (),
     *,
+    descriptor: str | None = None,
+    weights: Sequence[str] = (),
     choose_device: Callable[[], str] | None = None,
 ) -> Settings:
-    """The preset, then the file, then `key.path=value` pairs over it.
+    """The preset, then the file, then `key.path=value` pairs over it, then the channels that are named.
 
     `choose_device` is asked for `numerics.device` where none of them names it.
     """
@@ -194,7 +214,12 @@ def load_settings(
         numerics = tree.setdefault("numerics", {})
         if isinstance(numerics, dict) and "device" not in numerics:
             numerics["device"] = choose_device()
-    return parse_settings(tree)
+    settings = parse_settings(tree)
+    if descriptor is None:
+        if weights:
+            raise SettingsError("--weights is of no use without --descriptor")
+        return settings
+    return with_channels(settings, find_channels(settings, descriptor, weights))
 
 
 def load_spare_channels() -> dict[str, ChannelSpec]:
@@ -202,7 +227,57 @@ def load_spare_channels() -> dict[str, ChannelSpec]:
     path = resources.files("ckn_scale") / "presets" / "spare" / "channels.toml"
     channels = tomllib.loads(path.read_text(encoding="utf-8"))["channels"]
     specs = TypeAdapter(tuple[ChannelSpec, ...]).validate_python(channels)
-    return {spec.ckn.channel: spec for spec in specs}
+    return {spec.name: spec for spec in specs}
+
+
+CKNS = ("grad", "white", "raw")
+CKN_GROUPS = ("ckn", "ckn-mix")
+
+
+def find_channels(settings: Settings, name: str, weights: Sequence[str] = ()) -> tuple[ChannelSpec, ...]:
+    """What a descriptor's name stands for.
+
+    sift  rootsift  tfeat  …             a network, with what `weights` gives it: FILE or NAME=FILE
+    ckn-grad  ckn-white  ckn-raw         one CKN of the settings, or a small one where they have none
+    ckn                                  all channels of the settings: what the preset indexes with
+    ckn-mix                              the paper's mix: grad, white and raw
+    rootsift+ckn-white                   several, side by side
+    """
+    if "+" in name:
+        return tuple(
+            one for part in name.split("+") for one in find_channels(settings, part.strip(), weights)
+        )
+    if name in NETWORK_NAMES:
+        return (ChannelSpec(network=_find_network(name, weights)),)
+    if name not in (*CKN_GROUPS, *(f"ckn-{one}" for one in CKNS)):
+        known = [*(f"ckn-{one}" for one in CKNS), *CKN_GROUPS, *NETWORK_NAMES]
+        raise SettingsError(f"unknown descriptor {name!r}; there are: {', '.join(known)}")
+    groups = dict(zip(CKN_GROUPS, (settings.channel_names, CKNS), strict=True))
+    channels = load_spare_channels() | {one.name: one for one in reversed(settings.channels)}
+    return tuple(channels[one] for one in groups.get(name, [name.removeprefix("ckn-")]))
+
+
+def with_channels(settings: Settings, channels: Sequence[ChannelSpec]) -> Settings:
+    """The settings with other channels; the first describes points, unless those that do are among them."""
+    names = [one.name for one in channels]
+    described = settings.points.channels
+    if not set(described) <= set(names):
+        described = (names[0],)
+    points = replace(settings.points, channels=described)
+    changed = settings.model_copy(update={"channels": tuple(channels), "points": points})
+    return parse_settings(changed.model_dump(mode="json"))
+
+
+def _find_network(name: str, weights: Sequence[str]) -> NetworkSpec:
+    files = dict(_split_weights(one) for one in weights)
+    spec = NetworkSpec(name)
+    return replace(spec, weights=files.get(name, files.get(""))) if spec.takes_weights else spec
+
+
+def _split_weights(text: str) -> tuple[str, str]:
+    """`tfeat=FILE` → its name and file; without a name the file is for whatever takes weights."""
+    name, equals, file = text.partition("=")
+    return (name, file) if equals and name in NETWORK_NAMES else ("", text)
 
 
 def parse_settings(tree: Mapping[str, Any]) -> Settings:

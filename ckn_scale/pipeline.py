@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ckn_scale.config import Resources, Settings, load_settings, parse_settings
 from ckn_scale.errors import CorruptData, InputError, RunFailed
@@ -43,6 +44,7 @@ from ckn_scale.steps.publish import (
 from ckn_scale.steps.publish_deletions import publish_deletions
 from ckn_scale.steps.record_models import adopt_models, record_generation, repair_models, settings_for_models
 from ckn_scale.steps.sample_patches import SamplePatches
+from ckn_scale.steps.take_networks import TakeNetworks, keep_networks, read_networks
 from ckn_scale.steps.train_descriptors import DescribePatches, TrainCodebook, TrainPointWords, TrainProjection
 from ckn_scale.steps.train_layers import DrawSubpatches, SearchRates, TrainLayer
 from ckn_scale.steps.train_reduction import SampleVlads, TrainReduction
@@ -132,6 +134,8 @@ def resolve_settings(
     config: str | None = None,
     overrides: Sequence[str] = (),
     *,
+    descriptor: str | None = None,
+    weights: Sequence[str] = (),
     device: str = "auto",
     ray: str | None = None,
     models: str | None = None,
@@ -141,10 +145,13 @@ def resolve_settings(
     `auto` is what a preset, file or override names; else the device of the run, where it was begun; else
     cuda where torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise.
     """
+    named: dict[str, Any] = {"descriptor": descriptor, "weights": weights}
     if device == "auto":
-        settings = load_settings(preset, config, overrides, choose_device=lambda: find_device(run_url, ray))
+        settings = load_settings(
+            preset, config, overrides, choose_device=lambda: find_device(run_url, ray), **named
+        )
     else:
-        settings = load_settings(preset, config, [*overrides, f"numerics.device={device}"])
+        settings = load_settings(preset, config, [*overrides, f"numerics.device={device}"], **named)
     resolved = settings_for_models(settings, models)
     if device not in ("auto", resolved.numerics.device):
         raise InputError(
@@ -172,6 +179,7 @@ def plan(
 
     InputError, before anything is written, when there are too few images to learn the reduction from.
     """
+    settings, networks = read_networks(settings, run_url)
     if background and models is not None:
         raise InputError("--background is of no use with --models: what is learned from it is taken over")
     drawn = draw_background(settings, background) if background and not is_run(run_url) else None
@@ -184,6 +192,7 @@ def plan(
         at_least=0 if background or models is not None else settings.reduction.needed_images,
         on_changes=on_changes,
     )
+    keep_networks(run, networks)
     if background:
         record_background(run, settings, background, drawn)
     if models is not None:
@@ -208,10 +217,11 @@ def train(driver: Driver) -> None:
 def list_training_steps(run: RunFolder) -> list[Step]:
     """From planned images to the last model. Layers are learned one on top of the other."""
     channels = parse_settings(run.settings).channels
-    layers = range(max(len(channel.ckn.layers) for channel in channels))
+    layers = range(max(channel.num_layers for channel in channels))
     return [
         SamplePatches(run),
         *(kind(run, layer) for layer in layers for kind in (DrawSubpatches, SearchRates, TrainLayer)),
+        TakeNetworks(run),
         DescribePatches(run, "raw"),
         TrainProjection(run),
         DescribePatches(run, "projected"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ckn_scale.cli.options import SettingsOptions, spread_options
+from ckn_scale.cli.options import SettingsOptions, Weights, spread_options
 from ckn_scale.cli.output import announce
 from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
@@ -34,7 +34,7 @@ Data = Annotated[Path, typer.Argument(metavar="DATA", help="The folder of the da
 Descriptors = Annotated[
     str,
     typer.Option(
-        help="sift, rootsift, ckn-grad, ckn-white, ckn-raw; ckn: all channels of the preset; "
+        help="sift, rootsift, tfeat …; ckn-grad, ckn-white, ckn-raw; ckn: all channels of the preset; "
         "ckn-mix: grad, white and raw; a+b: both; paper:ckn-grad: of another preset."
     ),
 ]
@@ -48,6 +48,7 @@ class EvaluateOptions(SettingsOptions):
     train_images: Annotated[
         Path | None, typer.Option(help="Photographs to learn on, with subfolders; by default those of DATA.")
     ] = None
+    weights: Weights = None
     detector: Annotated[
         Literal["hessian-affine", "dense"] | None, typer.Option(help="By default as the preset says.")
     ] = None
@@ -247,7 +248,9 @@ def prepare_task(options: EvaluateOptions, data: Path, descriptors: str, *overri
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import parse_requests
 
-    requests = parse_requests(descriptors, lambda preset: options.load(*overrides, preset=preset))
+    requests = parse_requests(
+        descriptors, lambda preset: options.load(*overrides, preset=preset), options.weights or []
+    )
     require_device(settings.numerics.device)
     set_compute_threads(settings.numerics.threads)
     return Task(settings, requests, ContentCache(options.cache, int(options.cache_gb * 1e9)), options, data)
@@ -312,7 +315,7 @@ def measure_stages(
     from ckn_scale.evaluate.image_table import ImageTable
     from ckn_scale.evaluate.training_images import find_images
 
-    requests = parse_points(evidence.points, task.settings)
+    requests = parse_points(evidence.points, task.settings, task.options.weights or [])
     with ProgressDisplay() as display:
         train, show = find_images(trained_on), display.show_count
         table = ImageTable(image_set, task.requests, task.settings, train, task.cache, show, **how)

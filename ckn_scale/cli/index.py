@@ -47,6 +47,7 @@ def index(
     ckn-scale index s3://bucket/photos s3://bucket/run --ray auto --workers 16
     ckn-scale index list.csv run/ --keep title --preset paper --set keypoints.max_keypoints=2000
     ckn-scale index photos/ run/ --background other-photos/
+    ckn-scale index photos/ run/ --descriptor rootsift --set patches.region=5.2
     ckn-scale index more-photos/ run/ --append
     ckn-scale index photos/ run/ --sync
     """
@@ -100,6 +101,7 @@ def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> Non
     """
     announce(f"listing {images}")
     from ckn_scale import pipeline
+    from ckn_scale.config import parse_settings
     from ckn_scale.errors import RunFailed
     from ckn_scale.runs.estimate import estimate_run
     from ckn_scale.storage.plans import read_segments
@@ -110,7 +112,7 @@ def plan(images: Images, run: Run, planned: PlanOptions, ray: Ray = None) -> Non
         print(f"segment {segment.number}: {segment.num_images} images in {segment.num_shards} shards")
     print(f"computes on {settings.numerics.device}")
     try:
-        lines = estimate_run(opened, settings).lines()
+        lines = estimate_run(opened, parse_settings(opened.settings)).lines()
     except RunFailed as error:  # a few images that cannot be used say nothing about the others
         lines = [f"what it takes cannot be estimated: {error}"]
     for line in lines:

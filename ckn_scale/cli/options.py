@@ -47,6 +47,12 @@ Accept = Annotated[
 KeepSamples = Annotated[
     bool, typer.Option("--keep-samples", help="Leave what the models were learned from, once published.")
 ]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]FILE", help="The weights of a descriptor that takes some (tfeat=FILE); may repeat."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -73,6 +79,13 @@ class SettingsOptions:
 class PlanOptions(SettingsOptions):
     """What a run is planned with, and keeps."""
 
+    descriptor: Annotated[
+        str | None,
+        typer.Option(
+            help="What describes patches instead of the preset's channels: rootsift, tfeat, ckn-mix, a+b …"
+        ),
+    ] = None
+    weights: Weights = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         typer.Option(help="Where the run computes, fixed by its plan; auto: cuda where workers see one."),
@@ -110,9 +123,13 @@ class PlanOptions(SettingsOptions):
         """The settings with those of `--models` and with the device that workers will compute on."""
         from ckn_scale.pipeline import resolve_settings
 
-        overrides = self.override or []
         return resolve_settings(
-            run, self.preset, self.config, overrides, device=self.device, ray=ray, models=self.models
+            *(run, self.preset, self.config, self.override or []),
+            descriptor=self.descriptor,
+            weights=self.weights or [],
+            device=self.device,
+            ray=ray,
+            models=self.models,
         )
 
     def arguments(self) -> dict[str, Any]:

@@ -234,10 +234,10 @@ def filters(
     from ckn_scale.evaluate.pictures.figures import draw_filters
 
     keyed = fit_members(f"ckn-{channel}", options, settings, train_images, [])[0]
-    ckn: Any = keyed.descriptor
-    count = len(ckn.ckn.layers[0].weights)
+    network: Any = keyed.descriptor.network
+    count = len(network.ckn.layers[0].weights)
     caption = f"CKN-{channel}: {count} filters of the first layer, learned on {train_images.name}"
-    save(out, draw_filters(ckn.ckn, caption=caption))
+    save(out, draw_filters(network.ckn, caption=caption))
 
 
 @app.command()

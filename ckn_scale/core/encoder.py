@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckn_scale.core.descriptors.ckn import CknDescriptor, Projector
+from ckn_scale.core.descriptors.catalogue import load_network
+from ckn_scale.core.descriptors.network import PatchNetwork, ProjectedDescriptor, Projector
 from ckn_scale.core.flattening import Flattening
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.model_parts import ModelPart
@@ -82,15 +83,12 @@ class DescribedPatches(NamedTuple):
 class Channel:
     """One learned description of patches and its VLAD words; the same network may describe points."""
 
-    descriptor: CknDescriptor
+    name: str
+    descriptor: ProjectedDescriptor
     centroids: np.ndarray  # (K, D)
     weight: float  # of its similarities in the mix
     max_points: int | None = None  # its VLAD is of so many points, the strongest
     points: Projector | None = None  # of the network's descriptors, for matching
-
-    @property
-    def name(self) -> str:
-        return self.descriptor.ckn.spec.channel
 
     def describe(
         self, prepared: Sequence[PreparedImage], *, with_points: bool, executor: Executor | None = None
@@ -121,7 +119,8 @@ class ImageEncoder:
     def from_parts(parts: Mapping[str, ModelPart], *, with_reduction: bool = True) -> ImageEncoder:
         """`parts` as written by the training steps.
 
-        encoder, ckn-*, projection-*, codebook-*, reduction; for points points-projection-* and points-words.
+        encoder, ckn-* or network-*, projection-*, codebook-*, reduction; for points points-projection-* and
+        points-words.
         """
         metadata = parts["encoder"].metadata
         preprocessor = Preprocessor(
@@ -136,8 +135,8 @@ class ImageEncoder:
             words = np.ascontiguousarray(parts[f"codebook-{name}"].arrays["centroids"], dtype=np.float32)
             descriptor = load_descriptor(parts, name, metadata["numerics"])
             projection = None if points is None else points.projections.get(name)
-            projector = None if projection is None else descriptor.fold(projection)
-            channels.append(Channel(descriptor, words, weight, limit, projector))
+            projector = None if projection is None else descriptor.network.fold(projection)
+            channels.append(Channel(name, descriptor, words, weight, limit, projector))
         reduction = load_reduction(parts["reduction"]) if with_reduction else None
         return ImageEncoder(
             preprocessor,
@@ -237,7 +236,7 @@ def encoder_metadata(
     """The `encoder` part: everything an encoder needs besides the learned arrays."""
     return {
         **asdict(preprocessor),
-        "channels": [channel.ckn.channel for channel in channels],
+        "channels": [channel.name for channel in channels],
         "weights": [channel.weight for channel in channels],
         "max_points": [channel.max_points for channel in channels],
         "points": {"channels": list(points.channels), "max_points": points.max_points},
@@ -248,15 +247,17 @@ def encoder_metadata(
 
 def load_descriptor(
     parts: Mapping[str, ModelPart], channel: str, numerics: Mapping[str, Any]
-) -> CknDescriptor:
-    """The descriptor of one channel from the parts `ckn-<channel>` and `projection-<channel>`."""
-    return CknDescriptor.from_parts(
-        parts[f"ckn-{channel}"],
-        parts[f"projection-{channel}"],
-        batch_size=numerics["batch_patches"],
-        device=numerics["device"],
-        dtype=numerics["dtype"],
-    )
+) -> ProjectedDescriptor:
+    """The descriptor of one channel from its parts: `ckn-` or `network-` and `projection-<channel>`."""
+    names = (f"ckn-{channel}", f"network-{channel}")
+    network = load_network_for(next(parts[name] for name in names if name in parts), numerics)
+    return ProjectedDescriptor(network, Projection.from_part(parts[f"projection-{channel}"]))
+
+
+def load_network_for(part: ModelPart, numerics: Mapping[str, Any]) -> PatchNetwork:
+    """A network that computes with the numerics class of a run."""
+    batch_size, device, dtype = (numerics[key] for key in ("batch_patches", "device", "dtype"))
+    return load_network(part, batch_size=batch_size, device=device, dtype=dtype)
 
 
 def load_reduction(part: ModelPart) -> Reduction | None:

@@ -83,6 +83,14 @@ def project_rows(rows: Tensor, matrix: Tensor, offset: Tensor, norms: Tensor | N
     return torch.nn.functional.normalize(projected, eps=1e-20)
 
 
+def learn_projection(descriptors: np.ndarray, spec: ProjectionSpec | None) -> Projection:
+    """What `spec` asks for from rows (N, D); without one they stay as they are, at unit length."""
+    if spec is not None:
+        return fit_projection(descriptors, spec)
+    dim = descriptors.shape[1]
+    return Projection(np.eye(dim, dtype=np.float32), np.zeros(dim, np.float32))
+
+
 def fit_projection(descriptors: np.ndarray, spec: ProjectionSpec) -> Projection:
     """Learn a projection from rows (N, D); zero rows are left out.
 

@@ -2,7 +2,7 @@
 
 VLAD wants few words and all directions of a descriptor; matching wants thousands of words and codes of a
 few bytes. Both come from the same networks, so a patch goes through a network once
-(`CknDescriptor.describe_with`).
+(`ProjectedDescriptor.describe_with`).
 """
 
 from __future__ import annotations

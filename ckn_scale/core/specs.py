@@ -7,7 +7,7 @@ functions take them as arguments. No torch, no numpy here: `ckn-scale --help` im
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 MAX_WORDS = 65_536  # the words of descriptors are stored as uint16
@@ -167,22 +167,100 @@ class ProjectionSpec:
         _at_least(self, dim=1, whitening=0, num_descriptors=2)
 
 
+# Networks that are not learned here from the images; those with weights take them from a file.
+PLAIN_NETWORKS = ("sift", "rootsift")
+WEIGHTED_NETWORKS = (
+    *(f"alexnet-conv{number}" for number in range(1, 6)),
+    *("tfeat", "mkd", "mkd-lw"),
+)
+NETWORK_NAMES = (*PLAIN_NETWORKS, *WEIGHTED_NETWORKS)
+
+
 @dataclass(frozen=True)
-class ChannelSpec:
-    """One descriptor of an image's patches: a CKN, its projection and its VLAD words."""
+class NetworkSpec:
+    """A descriptor of patches that is not learned from the images: by hand, or with weights from a file."""
 
     __pydantic_config__ = CLOSED
 
-    ckn: CknSpec
-    projection: ProjectionSpec = field(default_factory=ProjectionSpec)
+    name: str
+    # A file, until the run is planned; then `sha256:…` of the model that the run keeps of it.
+    weights: str | None = None
+    smoothing_px: float | None = None  # Gaussian blur of the patch; none: its own
+
+    def __post_init__(self) -> None:
+        if self.name not in NETWORK_NAMES:
+            raise ValueError(f"no network named {self.name!r}; there are: {', '.join(NETWORK_NAMES)}")
+        if self.weights is not None and not self.takes_weights:
+            raise ValueError(f"{self.name} takes no weights, got {self.weights}")
+        if self.smoothing_px is not None:
+            _at_least(self, smoothing_px=0)
+
+    @property
+    def takes_weights(self) -> bool:
+        return self.name in WEIGHTED_NETWORKS
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """One descriptor of an image's patches, a CKN or another network, its projection and its VLAD words."""
+
+    __pydantic_config__ = CLOSED
+
+    ckn: CknSpec | None = None
+    network: NetworkSpec | None = None
+    projection: ProjectionSpec | None = None  # of a CKN there always is one; none: rows as they are
     weight: float = 1.0  # of its similarities in the mix of all channels
     max_points: int | None = None  # its VLAD is of so many, the strongest; none: of all keypoints
 
     def __post_init__(self) -> None:
+        if (self.ckn is None) == (self.network is None):
+            raise ValueError("a channel has either a ckn or a network")
+        if self.ckn is not None and self.projection is None:
+            object.__setattr__(self, "projection", ProjectionSpec())
         if self.max_points is not None:
             _at_least(self, max_points=1)
         if not 0 < self.weight <= 100:
             raise ValueError(f"weight must lie between 0 and 100, got {self.weight}")
+
+    @property
+    def name(self) -> str:
+        """`grad`, `white` or `raw` for a CKN; the network's for another: `rootsift`."""
+        return self.ckn.channel if self.ckn is not None else self._network.name
+
+    @property
+    def label(self) -> str:
+        """Its name among all descriptors: `ckn-grad`, `rootsift`."""
+        return self.name if self.ckn is None else f"ckn-{self.name}"
+
+    @property
+    def part_name(self) -> str:
+        """The name of the model that describes patches: `ckn-grad`, `network-rootsift`."""
+        return f"network-{self.name}" if self.ckn is None else self.label
+
+    @property
+    def num_layers(self) -> int:
+        """Of a CKN; another network is not learned layer by layer."""
+        return len(self.ckn.layers) if self.ckn is not None else 0
+
+    @property
+    def learned_layers(self) -> range:
+        return self.ckn.learned_layers if self.ckn is not None else range(0)
+
+    @property
+    def num_descriptors(self) -> int:
+        """That projections are learned from, of the VLAD and of points."""
+        return (self.projection or ProjectionSpec()).num_descriptors
+
+    @property
+    def _network(self) -> NetworkSpec:
+        assert self.network is not None
+        return self.network
+
+    def smoothed(self, smoothing_px: float) -> ChannelSpec:
+        """The same on patches that are blurred first."""
+        if self.ckn is not None:
+            return replace(self, ckn=replace(self.ckn, input_blur_px=smoothing_px))
+        return replace(self, network=replace(self._network, smoothing_px=smoothing_px))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,6 @@
-"""Names of descriptors on the command line, and the descriptors they stand for.
+"""Names of descriptors on the command line (`config.py: find_channels`), and the descriptors they stand for.
 
-sift  rootsift  ckn-grad  ckn-white  ckn-raw     one descriptor
-ckn                                              all channels of the preset: what it indexes with
-ckn-mix                                          the paper's mix: grad, white and raw
-ckn-grad+ckn-white                               concatenated
-paper:ckn-grad                                   by another preset than the command's
+paper:ckn-grad   is one by another preset than the command's
 """
 
 from __future__ import annotations
@@ -12,40 +8,33 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import Settings, load_spare_channels
-from ckn_scale.core.descriptors.ckn import CknDescriptor, train_descriptor
-from ckn_scale.core.descriptors.sift import SiftDescriptor
+from ckn_scale.config import Settings, find_channels
+from ckn_scale.core.descriptors.catalogue import load_descriptor, make_part, train_descriptor
+from ckn_scale.core.descriptors.network import make_network_part
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.core.specs import ChannelSpec, NetworkSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.layers import CachedLayers
 from ckn_scale.evaluate.regions import KeyedDescriptor
+from ckn_scale.storage.input_files import read_input
 
-SIFTS = {"sift": False, "rootsift": True}
-CHANNELS = ("grad", "white", "raw")
-GROUPS = ("ckn", "ckn-mix")
-
+SIDE_OF_NONE = 8  # any will do
 PatchSource = Callable[[int], np.ndarray]  # how many training patches are wanted → (N, S, S, 3) uint8
 
 
 @dataclass(frozen=True)
 class Member:
-    """One descriptor that can be fitted: SIFT when `channel` is none."""
+    """One descriptor that can be fitted."""
 
     label: str
     settings: Settings
-    channel: ChannelSpec | None = None
-
-    @property
-    def weight(self) -> float:
-        """Of its similarities in a mix of image vectors."""
-        return 1.0 if self.channel is None else self.channel.weight
+    channel: ChannelSpec
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,9 @@ class Request:
     members: tuple[Member, ...]
 
 
-def parse_requests(text: str, load: Callable[[str | None], Settings]) -> list[Request]:
+def parse_requests(
+    text: str, load: Callable[[str | None], Settings], weights: Sequence[str] = ()
+) -> list[Request]:
     """`load` gives the settings of a preset by its name, the command's own for none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -65,23 +56,19 @@ def parse_requests(text: str, load: Callable[[str | None], Settings]) -> list[Re
     if repeated:
         raise InputError(f"--descriptors names {repeated[0]} twice")
     return [
-        Request(name, tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load)))
+        Request(
+            name,
+            tuple(member for part in name.split("+") for member in _parse_part(part.strip(), load, weights)),
+        )
         for name in names
     ]
 
 
-def _parse_part(part: str, load: Callable[[str | None], Settings]) -> list[Member]:
-    preset, colon, kind = part.rpartition(":")
-    if kind in SIFTS and not colon:
-        return [Member(kind, load(None))]
-    if kind in GROUPS or kind in [f"ckn-{channel}" for channel in CHANNELS]:
-        settings = load(preset if colon else None)
-        groups = dict(zip(GROUPS, (settings.channel_names, CHANNELS), strict=True))
-        names = groups.get(kind, [kind.removeprefix("ckn-")])
-        channels = load_spare_channels() | {one.ckn.channel: one for one in reversed(settings.channels)}
-        return [Member(f"{preset}{colon}ckn-{one}", settings, channels[one]) for one in names]
-    known = [*SIFTS, *(f"ckn-{channel}" for channel in CHANNELS), *GROUPS]
-    raise InputError(f"unknown descriptor {part!r}; there are: {', '.join(known)}")
+def _parse_part(part: str, load: Callable[[str | None], Settings], weights: Sequence[str]) -> list[Member]:
+    preset, colon, name = part.rpartition(":")
+    settings = load(preset if colon else None)
+    channels = find_channels(settings, name, weights)
+    return [Member(f"{preset}{colon}{one.label}", settings, one) for one in channels]
 
 
 def list_members(requests: Sequence[Request]) -> list[Member]:
@@ -92,28 +79,20 @@ def list_members(requests: Sequence[Request]) -> list[Member]:
 def fit_member(
     member: Member, smoothing_px: float | None, source: PatchSource, cache: ContentCache
 ) -> KeyedDescriptor:
-    """The descriptor behind a member; learned ones are fitted on the source's patches, or found in the cache.
+    """The descriptor behind a member; what is learned is learned on the source's patches, or in the cache.
 
     `smoothing_px` blurs the patch first; by default as the member's own settings say.
     """
-    if member.channel is None:
-        options = {} if smoothing_px is None else {"smoothing_px": smoothing_px}
-        sift = SiftDescriptor(root=SIFTS[member.label], **options)
-        key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
-        return KeyedDescriptor(sift, key)
-    channel = member.channel
+    channel, settings = member.channel, member.settings
     if smoothing_px is not None:
-        channel = replace(channel, ckn=replace(channel.ckn, input_blur_px=smoothing_px))
-    return _fit_ckn(channel, member.settings, source, cache)
-
-
-def _fit_ckn(
-    channel: ChannelSpec, settings: Settings, source: PatchSource, cache: ContentCache
-) -> KeyedDescriptor:
-    patches = source(max(settings.training.num_patches, channel.projection.num_descriptors))
+        channel = channel.smoothed(smoothing_px)
+    network = None if channel.network is None else read_network(channel.network)
+    count = _count_patches(channel, settings)
+    patches = source(count) if count else np.empty((0, SIDE_OF_NONE, SIDE_OF_NONE, 3), np.uint8)
     numerics = settings.numerics
+    weights = [] if network is None else [network.arrays[name] for name in sorted(network.arrays)]
     key = make_key(
-        "ckn", hash_code(), numerics.model_dump(), patches, channel.ckn, channel.projection, settings.training
+        *("descriptor", hash_code(), numerics.model_dump(), patches, channel, settings.training), *weights
     )
     options = {"batch_size": numerics.batch_patches, "device": numerics.device, "dtype": numerics.dtype}
     arrays = cache.load(key)
@@ -121,23 +100,36 @@ def _fit_ckn(
         layers = CachedLayers(
             cache, numerics.model_dump(), settings.training, patches[: settings.training.num_patches]
         )
-        arrays = _train(channel, settings, patches, layers, options)
+        arrays = _train(channel, settings, patches, network, layers, options)
         cache.save(key, arrays)
     seconds, metadata = float(arrays.pop("seconds")[0]), json.loads(arrays.pop("metadata").tobytes())
-    descriptor = CknDescriptor.from_part(ModelPart(arrays, metadata), **options)
+    descriptor = load_descriptor(ModelPart(arrays, metadata), **options)
     return KeyedDescriptor(descriptor, key, round(seconds, 3), options)
+
+
+def read_network(spec: NetworkSpec) -> ModelPart:
+    """The model of a network that is no CKN; InputError when its weights' file is missing or another's."""
+    part = make_part(spec, None if spec.weights is None else read_input(spec.weights))
+    return make_network_part(spec.name, part.arrays, spec.smoothing_px)
+
+
+def _count_patches(channel: ChannelSpec, settings: Settings) -> int:
+    """How many the member learns from."""
+    learned = settings.training.num_patches if channel.ckn is not None else 0
+    return max(learned, channel.num_descriptors if channel.projection is not None else 0)
 
 
 def _train(
     channel: ChannelSpec,
     settings: Settings,
     patches: np.ndarray,
+    network: ModelPart | None,
     layers: CachedLayers,
     options: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     """Arrays for the cache, which holds nothing else: the metadata are among them, as JSON."""
     started = time.perf_counter()
-    trained = train_descriptor(patches, channel, settings.training, store=layers, **options)
+    trained = train_descriptor(patches, channel, settings.training, network, store=layers, **options)
     arrays, metadata = trained.to_part()
     return {
         **arrays,

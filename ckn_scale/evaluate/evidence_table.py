@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import load_spare_channels
+from ckn_scale.config import Settings, find_channels
 from ckn_scale.core.encoder import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, Evidence, QueryPoints, score_shortlist, verify_head
 from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
 from ckn_scale.core.flattening import learn_flattening
-from ckn_scale.core.pca import fit_projection, fit_projection_of_columns, split_columns
+from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.points import fit_point_words
 from ckn_scale.core.ranking import Ranking, expand_ranking, rank_candidates
 from ckn_scale.core.selective_matching import PointSets, encode_query
@@ -29,7 +29,7 @@ from ckn_scale.core.specs import PointsSpec, ProjectionSpec
 from ckn_scale.core.vector_codes import HalfCodec, SignCodec, VectorCodec
 from ckn_scale.core.vlad import assign_words
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.descriptors import CHANNELS, SIFTS, Member, fit_member
+from ckn_scale.evaluate.descriptors import Member, fit_member
 from ckn_scale.evaluate.image_table import Compared, ImageTable, Place, score_query
 from ckn_scale.evaluate.parallel import describe_files
 from ckn_scale.evaluate.regions import ImageFile, KeyedDescriptor, RegionReader, describe_regions
@@ -37,6 +37,7 @@ from ckn_scale.evaluate.report import format_table, points
 from ckn_scale.evaluate.training_images import TrainingPatches
 
 STAGES = ("vlad", "selective", "verified", "expanded")
+SIFTS = ("sift", "rootsift")
 SIFT_WHITENING = 0.5  # its best (benchmarks/README.md)
 
 
@@ -49,7 +50,7 @@ class PointsRequest:
     region: float | None
 
 
-def parse_points(text: str, settings: Any) -> list[PointsRequest]:
+def parse_points(text: str, settings: Settings, weights: Sequence[str] = ()) -> list[PointsRequest]:
     """`ckn,rootsift@6.5` → requests; InputError for another descriptor or region."""
     found = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
@@ -60,26 +61,23 @@ def parse_points(text: str, settings: Any) -> list[PointsRequest]:
             side = -1.0
         if side is not None and not 0.5 <= side <= 100:
             raise InputError(f"--points {name}: the region must be a number from 0.5 to 100")
-        found.append(PointsRequest(name, _list_members(kind, settings), side))
+        found.append(PointsRequest(name, _list_members(kind, settings, weights), side))
     if not found:
         raise InputError("--points names no descriptor")
     return found
 
 
-def _list_members(kind: str, settings: Any) -> tuple[Member, ...]:
-    if kind in SIFTS:
-        return (Member(kind, settings),)
-    names = settings.points.channels if kind == "ckn" else [kind.removeprefix("ckn-")]
-    if any(name not in CHANNELS for name in names) or not kind.startswith("ckn"):
-        known = ["ckn", *(f"ckn-{channel}" for channel in CHANNELS), *SIFTS]
-        raise InputError(f"--points: no descriptor named {kind!r}; there are: {', '.join(known)}")
-    channels = load_spare_channels() | {one.ckn.channel: one for one in settings.channels}
+def _list_members(kind: str, settings: Settings, weights: Sequence[str]) -> tuple[Member, ...]:
+    chosen = find_channels(settings, kind, weights)
+    if kind == "ckn":
+        chosen = tuple(one for one in chosen if one.name in settings.points.channels)
     spec: PointsSpec = settings.points
-    projection = ProjectionSpec(spec.dim, spec.whitening, num_descriptors=settings.training.num_patches)
-    return tuple(
-        Member(f"points-ckn-{name}", settings, replace(channels[name], projection=projection))
-        for name in names
-    )
+    members = []
+    for one in chosen:
+        whitening = SIFT_WHITENING if one.name in SIFTS else spec.whitening
+        projection = ProjectionSpec(spec.dim, whitening, num_descriptors=settings.training.num_patches)
+        members.append(Member(f"points-{one.label}", settings, replace(one, projection=projection)))
+    return tuple(members)
 
 
 @dataclass(frozen=True)
@@ -240,22 +238,17 @@ class EvidenceTable:
             keyed = fit_member(member, None, source, table.cache)
             what = f"points by {request.name}, region {region:g}"
             describe_files(table.images.images, reader, keyed, what, table.on_progress, workers=table.workers)
-            for key, rows in self._project(member, keyed, source(spec.num_descriptors), reader):
+            for key, rows in self._list_rows(keyed, source(spec.num_descriptors), reader):
                 parts[key].append(rows)
         return {key: np.concatenate(rows, axis=1) for key, rows in parts.items()}
 
-    def _project(
-        self, member: Member, keyed: KeyedDescriptor, patches: np.ndarray, reader: RegionReader
+    def _list_rows(
+        self, keyed: KeyedDescriptor, patches: np.ndarray, reader: RegionReader
     ) -> Iterator[tuple[str | ImageFile, np.ndarray]]:
         spec = self.table.settings.points
-        rows = keyed.descriptor.describe(patches)
-        projection = None
-        if member.channel is None:  # SIFT comes as it is; a CKN has its projection inside
-            projection = fit_projection(rows, ProjectionSpec(spec.dim, SIFT_WHITENING))
-        yield "train", rows if projection is None else projection.apply(rows)
+        yield "train", keyed.descriptor.describe(patches)
         for file in self.table.images.images:
-            found = describe_regions(reader, file, keyed)[0][: spec.max_points]
-            yield file, found if projection is None else projection.apply(found)
+            yield file, describe_regions(reader, file, keyed)[0][: spec.max_points]
 
     def _measure_codes(
         self,

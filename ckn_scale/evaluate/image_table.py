@@ -116,7 +116,7 @@ class ImageTable:
         source = training.source(place.region, member.settings.sample)
         keyed = fit_member(member, place.smoothing_px, source, self.cache)
         reader, vlad = self.reader.with_region(place.region), member.settings.vlad
-        max_points = None if member.channel is None else member.channel.max_points
+        max_points = member.channel.max_points
         what = f"{member.label}, region {place.region:g}"
         files = self.images.images
         seconds = describe_files(files, reader, keyed, what, self.on_progress, workers=self.workers)
@@ -130,7 +130,9 @@ class ImageTable:
             for intra in self.intra_choices:
                 vectors = _aggregate_files(reader, files, keyed, words[seed], intra, max_points)
                 similarities[seed, intra] = np.matmul(*self.split(vectors))
-        return Compared(similarities, words, keyed, member.weight, vlad.num_words, seconds, max_points)
+        return Compared(
+            similarities, words, keyed, member.channel.weight, vlad.num_words, seconds, max_points
+        )
 
     def _fit_words(
         self, keyed: KeyedDescriptor, patches: np.ndarray, vlad: VladSpec, seed: int

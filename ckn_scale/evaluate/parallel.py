@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from typing import Any
 
-from ckn_scale.core.descriptors import PatchDescriptor
-from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.descriptors.catalogue import load_descriptor
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.evaluate.regions import (
@@ -25,29 +23,6 @@ from ckn_scale.processes import SPAWN
 
 FILES_PER_TASK = 8
 MIN_FILES = 64  # below this, starting processes costs more than it saves
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A descriptor that can travel: a CKN as its arrays, anything else as it is."""
-
-    descriptor: PatchDescriptor | None
-    part: ModelPart | None
-    options: dict[str, Any]
-
-    @staticmethod
-    def of(keyed: KeyedDescriptor) -> Packed:
-        """What is sent to the worker processes."""
-        if not isinstance(keyed.descriptor, CknDescriptor):
-            return Packed(keyed.descriptor, None, {})
-        return Packed(None, keyed.descriptor.to_part(), dict(keyed.options))
-
-    def unpack(self) -> PatchDescriptor:
-        """The descriptor, in the worker."""
-        if self.part is not None:
-            return CknDescriptor.from_part(self.part, **self.options)
-        assert self.descriptor is not None
-        return self.descriptor
 
 
 def describe_files(
@@ -75,10 +50,10 @@ def _describe_in_processes(
     files: Sequence[ImageFile], reader: RegionReader, keyed: KeyedDescriptor, workers: int
 ) -> Iterator[int]:
     """Yields how many are done; spawned, because torch's threads do not survive a fork."""
-    packed, done = Packed.of(keyed), 0
+    packed, done = (keyed.descriptor.to_part(), keyed.options), 0
     tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(workers, len(tasks)), SPAWN, _set_up, (reader, keyed.key, packed)) as pool:
+    with ProcessPoolExecutor(min(workers, len(tasks)), SPAWN, _set_up, (reader, keyed.key, *packed)) as pool:
         try:
             with signals_blocked():
                 futures = [pool.submit(_describe_task, task) for task in tasks]
@@ -95,9 +70,9 @@ def _describe_in_processes(
 _WORK: dict[str, Any] = {}  # of one worker process
 
 
-def _set_up(reader: RegionReader, key: str, packed: Packed) -> None:
+def _set_up(reader: RegionReader, key: str, part: ModelPart, options: Mapping[str, Any]) -> None:
     set_compute_threads(1)
-    _WORK["reader"], _WORK["keyed"] = reader, KeyedDescriptor(packed.unpack(), key)
+    _WORK["reader"], _WORK["keyed"] = reader, KeyedDescriptor(load_descriptor(part, **options), key)
 
 
 def _describe_task(files: Sequence[ImageFile]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ckn_scale.core.descriptors import PatchDescriptor
+from ckn_scale.core.descriptors.network import ProjectedDescriptor
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.patches import extract_patches
@@ -121,10 +121,10 @@ class RegionReader:
 class KeyedDescriptor:
     """A descriptor and the hash of all that makes it."""
 
-    descriptor: PatchDescriptor
+    descriptor: ProjectedDescriptor
     key: str
     train_seconds: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict)  # how a CKN runs: batch size, device, dtype
+    options: Mapping[str, Any] = field(default_factory=dict)  # how it runs: batch size, device, dtype
 
     @property
     def dim(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from ckn_scale.config import Resources, Settings
 from ckn_scale.core.flattening import supported_directions
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import COLUMNS_PER_BLOCK
 from ckn_scale.core.specs import CknTrainingSpec
@@ -33,6 +34,7 @@ from ckn_scale.steps.certify_index import CertifyIndex
 from ckn_scale.steps.encode_images import EncodeImages
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.sample_patches import SamplePatches
+from ckn_scale.steps.take_networks import load_kept
 from ckn_scale.steps.train_descriptors import DescribePatches
 from ckn_scale.steps.train_layers import DrawSubpatches
 from ckn_scale.steps.train_reduction import SampleVlads
@@ -100,8 +102,9 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
     num_images = sum(segment.num_images for segment in segments)
     background = run.background.latest()
     others = None if background is None else background.num_images
+    chosen, networks = images[: max(NUM_IMAGES)], load_kept(run, settings)
     with ProcessPoolExecutor(1, SPAWN) as pool, signals_blocked():
-        future = pool.submit(_estimate, images[: max(NUM_IMAGES)], settings, len(images), num_images, others)
+        future = pool.submit(_estimate, chosen, settings, networks, len(images), num_images, others)
     estimate = future.result()
     run.events.write("estimate", **asdict(estimate))
     run.events.flush()
@@ -111,6 +114,7 @@ def estimate_run(run: RunFolder, settings: Settings) -> Estimate:
 def _estimate(
     images: Sequence[PlannedImage],
     settings: Settings,
+    networks: Mapping[str, ModelPart],
     num_sampled: int,
     num_images: int,
     num_background: int | None,
@@ -119,9 +123,9 @@ def _estimate(
     per_image = -(-settings.sample.num_patches // num_sampled)
     small = shrink_settings(settings, max(per_image, PATCHES_PER_IMAGE))
     words = count_point_words(settings, num_sampled, num_sampled * per_image)
-    rehearse(images[:1], small(1), words)  # what is imported or cached on first use
+    rehearse(images[:1], small(1), networks, words)  # what is imported or cached on first use
     counts = [count for count in NUM_IMAGES if count <= len(images)] or [len(images)]
-    runs = [rehearse(images[:count], small(count), words) for count in counts]
+    runs = [rehearse(images[:count], small(count), networks, words) for count in counts]
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = runs[-1].num_patches / counts[-1]  # an image may have fewer points than are asked of it
     num_patches = num_sampled * min(per_image, found)
@@ -159,7 +163,7 @@ def _sgd_s(training: CknTrainingSpec, begin_s: float, step_s: float) -> dict[str
 
 def _extrapolate(name: str, runs: Sequence[Rehearsal], size: Size) -> StepCost:
     first, last = runs[0], runs[-1]
-    before, after = first.costs[name], last.costs[name]
+    before, after = (one.costs.get(name, StepCost(0.0, 0.0)) for one in (first, last))
     seconds = _on_line(
         first.sizes[name].work, before.seconds, last.sizes[name].work, after.seconds, size.work
     )

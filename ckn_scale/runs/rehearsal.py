@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_sgd import PairProblem, draw_pairs, measure_error, take_step
 from ckn_scale.core.ckn_training import add_layer
+from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import CknTrainingSpec
 from ckn_scale.pipeline import list_training_steps
 from ckn_scale.runs.step_sizes import Size, StepCost, list_sizes
@@ -29,8 +30,9 @@ from ckn_scale.steps.plan_images import write_segment
 from ckn_scale.steps.plant_queries import PlantQueries
 from ckn_scale.steps.record_models import record_generation
 from ckn_scale.steps.sample_patches import SamplePatches
+from ckn_scale.steps.take_networks import keep_networks
 from ckn_scale.steps.train_descriptors import TrainPointWords
-from ckn_scale.steps.train_layers import SearchRates, TrainLayer
+from ckn_scale.steps.train_layers import SearchRates, TrainLayer, require_ckn
 from ckn_scale.storage.builds import name_shards, number_index_shards
 from ckn_scale.storage.image_refs import ImageRef
 from ckn_scale.storage.plans import PlannedImage, read_segments
@@ -50,11 +52,14 @@ class Rehearsal(NamedTuple):
     costs: dict[str, StepCost]
 
 
-def rehearse(images: Sequence[PlannedImage], small: Settings, num_words: int) -> Rehearsal:
+def rehearse(
+    images: Sequence[PlannedImage], small: Settings, networks: Mapping[str, ModelPart], num_words: int
+) -> Rehearsal:
     """Learn, encode, build and certify a small run of these images, with the full run's number of words."""
     with tempfile.TemporaryDirectory(prefix="ckn-rehearsal-") as folder:
         run = RunFolder.create(folder, small.model_dump(mode="json"))
         refs = [ImageRef(image.uri, image.size_bytes, image.etag) for image in images]
+        keep_networks(run, networks)
         write_segment(run, small, [], refs, {}, [image.uri for image in images], [])
         costs: dict[str, StepCost] = {}
         for step in list_training_steps(run):
@@ -85,7 +90,7 @@ class StandInLayer(TrainLayer):
 
     def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
         spec, training = (
-            self.settings.channels[shard_id].ckn,
+            require_ckn(self.settings.channels[shard_id]),
             replace(self.settings.training, solver="nystrom"),
         )
         ckn = add_layer(below, spec, subpatches, training, device=self.settings.numerics.device)
@@ -135,7 +140,8 @@ def shrink_settings(settings: Settings, patches_per_image: int) -> Callable[[int
         _limit(tree["vlad"], num_descriptors=patches)
         _limit(tree["points"], num_descriptors=patches)
         for channel in tree["channels"]:
-            _limit(channel["projection"], num_descriptors=patches)
+            if channel["projection"] is not None:
+                _limit(channel["projection"], num_descriptors=patches)
         _limit(tree["reduction"], min_images=2)
         tree["publish"]["num_queries"] = num_images
         return parse_settings(tree)

@@ -32,7 +32,7 @@ def list_sizes(
 ) -> dict[str, Size]:
     """The rows that each step works on and stores, by `num_patches` sampled patches."""
     training, channels = settings.training, settings.channels
-    raw = sum(min(channel.projection.num_descriptors, num_patches) for channel in channels)
+    raw = sum(min(channel.num_descriptors, num_patches) for channel in channels)
     points = min(settings.points.num_descriptors, num_patches) if settings.point_channels else 0
     words = count_point_words(settings, num_sampled, num_patches)
     projected = len(channels) * min(settings.vlad.num_descriptors, num_patches)
@@ -47,6 +47,7 @@ def list_sizes(
         "draw_subpatches": Size(min(training.num_patches, num_patches), training.num_subpatches),
         "search_rates": Size(training.num_subpatches if training.solver == "sgd" else 0, 0),
         "train_layer": Size(training.num_subpatches, 0),
+        "take_networks": Size(0, 0),
         "describe_patches": Size(described, described),
         "train_projection": Size(raw, 0),
         "train_codebook": Size(projected, 0),

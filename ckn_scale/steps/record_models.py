@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ckn_scale.config import Settings, parse_settings
 from ckn_scale.errors import CorruptData, InputError, RunMismatch
+from ckn_scale.steps.take_networks import list_network_labels
 from ckn_scale.steps.train_descriptors import TrainCodebook, TrainPointWords, TrainProjection
-from ckn_scale.steps.train_layers import list_layer_labels
 from ckn_scale.steps.train_reduction import TrainReduction, encoder_part
 from ckn_scale.storage.models import find_trained, save_model
 from ckn_scale.storage.run_folder import RunFolder, description_path, split_generation_url
@@ -35,7 +35,7 @@ def record_generation(run: RunFolder, settings: Settings) -> int:
         return recorded.number
     encoder = save_model(run.store, "encoder", encoder_part(settings))
     labels = [
-        *list_layer_labels(run, settings),
+        *list_network_labels(run, settings),
         TrainProjection.name,
         TrainCodebook.name,
         TrainPointWords.name,

@@ -13,11 +13,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.ckn import encode_patches
-from ckn_scale.core.ckn_model import Ckn
-from ckn_scale.core.encoder import load_descriptor
+from ckn_scale.core.encoder import load_descriptor, load_network_for
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.pca import Projection, fit_projection
+from ckn_scale.core.pca import Projection, learn_projection
 from ckn_scale.core.points import fit_point_projection, fit_point_words
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.specs import ChannelSpec
@@ -25,11 +23,11 @@ from ckn_scale.core.vlad import fit_codebook
 from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.sample_patches import SampledPatches, count_sampled_images
+from ckn_scale.steps.take_networks import list_network_labels
 from ckn_scale.steps.train_layers import (
     TRAINING_SECTIONS,
     ChannelPartStep,
     ChannelStep,
-    list_layer_labels,
     save_result,
 )
 from ckn_scale.storage.models import load_trained, save_model
@@ -62,7 +60,7 @@ class DescribePatches(ChannelPartStep):
         samples = {stage: self._sample(count) for stage, count in counts.items()}
         largest = max(samples.values(), key=len)
         patches, priorities = largest.read_shard(part)
-        described = self._describe(channel.ckn.channel, patches)
+        described = self._describe(channel, patches)
         tables = {}
         for (stage, sampled), rows in zip(samples.items(), described, strict=True):
             chosen = sampled.holds(priorities)
@@ -73,35 +71,28 @@ class DescribePatches(ChannelPartStep):
     def _count_rows(self, channel: ChannelSpec) -> dict[str, int]:
         """How many descriptors each stage gets, at most; in the order in which `_describe` gives them."""
         if self.form == "raw":
-            return {SAMPLE_DESCRIPTORS_STAGE: channel.projection.num_descriptors}
+            return {SAMPLE_DESCRIPTORS_STAGE: channel.num_descriptors}
         counts = {SAMPLE_DESCRIPTORS_STAGE: self.settings.vlad.num_descriptors}
-        if channel.ckn.channel in self.settings.point_channels:
+        if channel.name in self.settings.point_channels:
             counts[SAMPLE_POINTS_STAGE] = self.settings.points.num_descriptors
         return counts
 
     def _sample(self, count: int) -> SampledPatches:
         return SampledPatches(self.run, count, self.settings.patches.size_px)
 
-    def _describe(self, channel: str, patches: np.ndarray) -> list[np.ndarray]:
-        numerics = self.settings.numerics.model_dump()
-        labels = [*list_layer_labels(self.run, self.settings), TrainProjection.name]
-        if self.form == "projected":
-            names = [f"ckn-{channel}", f"projection-{channel}"]
-            if channel in self.settings.point_channels:
-                names.append(f"points-projection-{channel}")
-            parts = load_trained(self.run, labels, *names)
-            descriptor = load_descriptor(parts, channel, numerics)
-            others = [descriptor.fold(Projection.from_part(parts[name])) for name in names[2:]]
-            return descriptor.describe_with(patches, others)
-        parts = load_trained(self.run, labels, f"ckn-{channel}")
-        rows = encode_patches(
-            Ckn.from_part(parts[f"ckn-{channel}"]),
-            patches,
-            batch_size=numerics["batch_patches"],
-            device=numerics["device"],
-            dtype=numerics["dtype"],
-        )
-        return [rows]
+    def _describe(self, channel: ChannelSpec, patches: np.ndarray) -> list[np.ndarray]:
+        name, numerics = channel.name, self.settings.numerics.model_dump()
+        labels = [*list_network_labels(self.run, self.settings), TrainProjection.name]
+        if self.form == "raw":
+            part = load_trained(self.run, labels, channel.part_name)[channel.part_name]
+            return [load_network_for(part, numerics).describe(patches)]
+        names = [channel.part_name, f"projection-{name}"]
+        if name in self.settings.point_channels:
+            names.append(f"points-projection-{name}")
+        parts = load_trained(self.run, labels, *names)
+        descriptor = load_descriptor(parts, name, numerics)
+        others = [descriptor.network.fold(Projection.from_part(parts[one])) for one in names[2:]]
+        return descriptor.describe_with(patches, others)
 
 
 def read_descriptors(
@@ -126,7 +117,7 @@ class TrainProjection(ChannelStep):
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         spec, name = self.channel(shard_id), self.settings.channel_names[shard_id]
         descriptors = read_descriptors(DescribePatches(self.run, "raw"), name)
-        learned = {f"projection-{name}": fit_projection(descriptors, spec.projection)}
+        learned = {f"projection-{name}": learn_projection(descriptors, spec.projection)}
         if name in self.settings.point_channels:
             learned[f"points-projection-{name}"] = fit_point_projection(descriptors, self.settings.points)
         files = {key: save_model(self.run.store, key, one.to_part()) for key, one in learned.items()}
@@ -141,7 +132,7 @@ class TrainCodebook(ChannelStep):
     sections = (*TRAINING_SECTIONS, "vlad")
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        name, vlad = self.channel(shard_id).ckn.channel, self.settings.vlad
+        name, vlad = self.channel(shard_id).name, self.settings.vlad
         descriptors = read_descriptors(DescribePatches(self.run, "projected"), name)
         centroids = fit_codebook(
             descriptors, vlad.num_words, iterations=vlad.kmeans_iterations, seed=vlad.seed

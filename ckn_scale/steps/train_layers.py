@@ -35,7 +35,7 @@ from ckn_scale.core.ckn_training import (
     subpatches_per_patch,
 )
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.specs import ChannelSpec
+from ckn_scale.core.specs import ChannelSpec, CknSpec
 from ckn_scale.schemas import float_rows_schema, read_float_rows
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.sample_patches import SampledPatches, SamplePatches
@@ -54,6 +54,12 @@ class ChannelStep(Step):
 
     def channel(self, shard_id: int) -> ChannelSpec:
         return self.settings.channels[shard_id]
+
+
+def require_ckn(channel: ChannelSpec) -> CknSpec:
+    """The CKN of a channel; only those are learned layer by layer."""
+    assert channel.ckn is not None, channel.name
+    return channel.ckn
 
 
 class ChannelPart(NamedTuple):
@@ -97,17 +103,17 @@ class DrawSubpatches(ChannelPartStep):
 
     def positions(self) -> Sequence[int]:
         channels = enumerate(self.settings.channels)
-        return [position for position, channel in channels if self.layer in channel.ckn.learned_layers]
+        return [position for position, channel in channels if self.layer in channel.learned_layers]
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         channel, part = self.part(shard_id)
         training, size_px = self.settings.training, self.settings.patches.size_px
-        ckn = read_ckn_below(self.run, self.settings, channel.ckn.channel, self.layer)
+        spec, ckn = require_ckn(channel), read_ckn_below(self.run, self.settings, channel.name, self.layer)
         sampled = SampledPatches(self.run, training.num_patches, size_px)
         patches, priorities = sampled.read_shard(part)
         drawn = draw_subpatches(
             ckn,
-            channel.ckn,
+            spec,
             patches,
             priorities.view(np.int64),
             subpatches_per_patch(training, len(sampled)),
@@ -122,7 +128,7 @@ class DrawSubpatches(ChannelPartStep):
 def read_ckn_below(run: RunFolder, settings: Settings, channel: str, layer: int) -> Ckn:
     """The channel's CKN as far as it is learned before `layer`."""
     position = settings.channel_names.index(channel)
-    spec = settings.channels[position].ckn
+    spec = require_ckn(settings.channels[position])
     if layer == spec.learned_layers.start:
         return start_ckn(spec, settings.patches.size_px)
     name = f"ckn-{channel}"
@@ -168,7 +174,7 @@ class SearchRates(LayerStep):
 
     def pose(self, position: int) -> tuple[PairProblem, torch.Tensor]:
         """What a channel's layer has to learn, and the filters that every candidate begins with."""
-        spec, training = self.settings.channels[position].ckn, self.settings.training
+        spec, training = require_ckn(self.settings.channels[position]), self.settings.training
         rows = read_subpatches(self.drawn, spec.channel)
         alpha = choose_alpha(rows, spec.alpha_quantile)
         problem = pose_problem(torch.from_numpy(rows).to(self.settings.numerics.device), alpha, training)
@@ -205,7 +211,7 @@ class TrainLayer(LayerStep):
         return self.drawn.positions()
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
-        spec = self.settings.channels[shard_id].ckn
+        spec = require_ckn(self.settings.channels[shard_id])
         below = read_ckn_below(self.run, self.settings, spec.channel, self.layer)
         subpatches = read_subpatches(self.drawn, spec.channel)
         ckn = self.learn(shard_id, below, subpatches)
@@ -213,14 +219,14 @@ class TrainLayer(LayerStep):
 
     def learn(self, shard_id: int, below: Ckn, subpatches: np.ndarray) -> Ckn:
         """The CKN with one layer more; the estimate has a quicker one."""
-        spec, training = self.settings.channels[shard_id].ckn, self.settings.training
+        spec, training = require_ckn(self.settings.channels[shard_id]), self.settings.training
         rate = read_rate(SearchRates(self.run, self.layer), shard_id)
         return add_layer(below, spec, subpatches, training, rate=rate, device=self.settings.numerics.device)
 
 
 def list_layer_labels(run: RunFolder, settings: Settings, below: int | None = None) -> list[str]:
     """What the layers below one, or all of them, are filed under, lowest first."""
-    count = max(len(channel.ckn.layers) for channel in settings.channels) if below is None else below
+    count = max(channel.num_layers for channel in settings.channels) if below is None else below
     return [TrainLayer(run, layer).label for layer in range(count)]
 
 

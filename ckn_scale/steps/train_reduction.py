@@ -26,8 +26,9 @@ from ckn_scale.schemas import read_sampled_vlads, sampled_vlads_schema
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.encode_images import group_by_patches
 from ckn_scale.steps.sample_patches import SampledImagesStep, make_preprocessor
+from ckn_scale.steps.take_networks import list_network_labels
 from ckn_scale.steps.train_descriptors import TrainCodebook, TrainProjection
-from ckn_scale.steps.train_layers import list_layer_labels, save_result
+from ckn_scale.steps.train_layers import save_result
 from ckn_scale.storage.models import find_trained, load_models
 from ckn_scale.storage.plans import PlannedImage, hash_uri, read_images
 from ckn_scale.storage.run_folder import SAMPLE_VLADS, RunFolder, sampled_vlads_stage
@@ -65,8 +66,8 @@ class SampleVlads(SampledImagesStep):
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        layers = list_layer_labels(self.run, self.settings)
-        trained = find_trained(self.run, [*layers, TrainProjection.name, TrainCodebook.name])
+        networks = list_network_labels(self.run, self.settings)
+        trained = find_trained(self.run, [*networks, TrainProjection.name, TrainCodebook.name])
         parts = {**load_models(self.run.store, trained), "encoder": encoder_part(self.settings)}
         return ImageEncoder.from_parts(parts, with_reduction=False)
 

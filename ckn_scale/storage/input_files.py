@@ -98,6 +98,14 @@ def stat_input(url: str) -> InputFile | None:
     return _from_entry(url, entry)
 
 
+def read_input(url: str) -> bytes:
+    """The whole of a file that a user names; InputError when there is none."""
+    found = stat_input(url)
+    if found is None or found.is_folder:
+        raise InputError(f"no such file: {url}")
+    return found.read()
+
+
 def find_files(folder_url: str) -> Iterator[InputFile]:
     """Every file below a folder that a listing may yield, in no order, page by page; InputError for a run."""
     check_no_run(folder_url)

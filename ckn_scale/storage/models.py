@@ -35,7 +35,7 @@ def save_model(store: Store, name: str, part: ModelPart) -> StoredFile:
     """Write a model under a name made of its content; again, it changes nothing or repairs a damaged file."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a model's name has lower-case letters, digits, '_', '.', '-' only, got {name!r}")
-    data = _encode(name, part)
+    data = encode_model(name, part)
     sha256 = hashlib.sha256(data).hexdigest()
     file = StoredFile(model_path(name, sha256), sha256, len(data))
     _write(store, file.path, data)
@@ -108,7 +108,8 @@ def _write(store: Store, path: str, data: bytes) -> None:
         store.write_new(path, data)
 
 
-def _encode(name: str, part: ModelPart) -> bytes:
+def encode_model(name: str, part: ModelPart) -> bytes:
+    """The file of a model: equal models have equal bytes."""
     description = {"format": FORMAT, "name": name, "meta": dict(part.metadata)}
     text = json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
     plain = {key: np.ascontiguousarray(value) for key, value in sorted(part.arrays.items())}

@@ -90,7 +90,7 @@ def describe(run: RunFolder, photo: bytes) -> dict[str, np.ndarray]:
     encoder, outputs = EncodeImages(run).encoder, {}
     patches = encoder.preprocessor.prepare(photo).patches[:60]
     for channel in encoder.channels:
-        name = channel.descriptor.ckn.spec.channel
+        name = channel.name
         rows = channel.descriptor.describe(patches)
         outputs[f"{name}-words"] = assign_words(rows, channel.centroids).astype(np.uint8)
         outputs[f"{name}-similarities"] = (rows[:16] @ rows[:16].T).astype(np.float16)

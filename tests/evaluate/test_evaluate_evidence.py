@@ -62,7 +62,7 @@ def test_a_set_is_asked_of_a_published_index_with_distractors(groups, run, cache
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--verify", "--points", "orb"], "no descriptor named 'orb'"),
+        (["--verify", "--points", "orb"], "unknown descriptor 'orb'"),
         (["--verify", "--points", "rootsift@0"], "the region must be a number from 0.5 to 100"),
         (["--verify", "--points", ","], "--points names no descriptor"),
         (["--verify", "--regions", "6,8"], "--verify takes one region"),
@@ -81,8 +81,8 @@ def test_points_are_requested_by_descriptor_and_region():
         f"points-ckn-{name}" for name in settings.points.channels
     ]
     assert own.members[0].channel.projection.dim == settings.points.dim
-    assert (own.region, sift.region, sift.members[0].channel) == (None, 6.5, None)
-    with pytest.raises(InputError, match="no descriptor named"):
+    assert (own.region, sift.region, sift.members[0].label) == (None, 6.5, "points-rootsift")
+    with pytest.raises(InputError, match="unknown descriptor"):
         parse_points("ckn-blue", settings)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckn_scale.core.ckn import encode_patches
 from ckn_scale.core.ckn_model import Ckn, CknLayer, orientation_layer, subpatch_dim
-from ckn_scale.core.descriptors.ckn import CknDescriptor
+from ckn_scale.core.descriptors.ckn import CknNetwork
+from ckn_scale.core.descriptors.network import ProjectedDescriptor
 from ckn_scale.core.encoder import Channel, ImageEncoder, pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.keypoints import Keypoints
@@ -40,8 +40,8 @@ def make_channel(seed: int, weight: float) -> Channel:
     )
     ckn = Ckn(SPEC, 51, layers)
     matrix = rng.standard_normal((8, ckn.dim), np.float32)
-    descriptor = CknDescriptor(ckn, Projection(matrix, np.zeros(8, np.float32)))
-    return Channel(descriptor, rng.standard_normal((3, 8), np.float32), weight)
+    descriptor = ProjectedDescriptor(CknNetwork(ckn), Projection(matrix, np.zeros(8, np.float32)))
+    return Channel("grad", descriptor, rng.standard_normal((3, 8), np.float32), weight)
 
 
 def make_image(seed: int) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_pack_codes_of_two_channels_are_their_codes_side_by_side():
 def make_points(channel: Channel) -> PointModel:
     """Points of eight numbers by a projection of the channel's network, and five words."""
     rng = np.random.default_rng(7)
-    matrix = rng.standard_normal((8, channel.descriptor.ckn.dim), np.float32)
+    matrix = rng.standard_normal((8, channel.descriptor.network.dim), np.float32)
     words = rng.standard_normal((5, 8), np.float32)
     return PointModel({"grad": Projection(matrix, np.zeros(8, np.float32))}, words, max_points=25)
 
@@ -166,11 +166,11 @@ def make_points(channel: Channel) -> PointModel:
 def test_points_are_described_by_a_projection_of_their_own():
     """And the vector is the same with and without them."""
     channel, model = make_channel(0, 1.0), make_points(make_channel(0, 1.0))
-    matching = replace(channel, points=channel.descriptor.fold(model.projections["grad"]))
+    matching = replace(channel, points=channel.descriptor.network.fold(model.projections["grad"]))
     encoder = ImageEncoder(FRONT, (matching,), intra_normalise=True, reduction=None, points=model)
     prepared = [FRONT.prepare_pixels(make_image(seed)) for seed in (0, 1)]
     one = encoder.encode_prepared(prepared)[1]
-    raw = encode_patches(channel.descriptor.ckn, prepared[1].patches[:25])
+    raw = channel.descriptor.network.describe(prepared[1].patches[:25])
     expected = model.projections["grad"].apply(raw)
     np.testing.assert_allclose(one.descriptors, expected, atol=1e-5)
     np.testing.assert_array_equal(one.words, assign_words(one.descriptors, model.centroids))
@@ -199,7 +199,7 @@ def test_a_channel_of_few_points_leaves_the_others_out_of_its_vlad_alone():
     limited = replace(channel, max_points=10)
     alone = ImageEncoder(FRONT, (limited,), intra_normalise=True, reduction=None)
     np.testing.assert_array_equal(alone.encode_prepared([prepared])[0].vector, expected)
-    matching = replace(limited, points=channel.descriptor.fold(model.projections["grad"]))
+    matching = replace(limited, points=channel.descriptor.network.fold(model.projections["grad"]))
     both = ImageEncoder(FRONT, (matching,), intra_normalise=True, reduction=None, points=model)
     np.testing.assert_array_equal(both.encode_prepared([prepared])[0].vector, expected)
     assert len(both.encode_prepared([prepared])[0].words) == 25

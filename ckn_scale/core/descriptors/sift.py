@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ckn_scale.core.ckn import pad_batches
 from ckn_scale.core.ckn_inputs import blur_matrix, convert_to_luma, differentiate
 from ckn_scale.core.ckn_model import window_weights
+from ckn_scale.core.descriptors.network import PatchNetwork, make_network_part
+from ckn_scale.core.model_parts import ModelPart
 
 _CELLS = 4
 _ORIENTATIONS = 8
@@ -17,8 +20,8 @@ _ROUNDING = 1e-3  # grey levels: the blur of a constant patch is not quite const
 _GROUP = 16  # patches that go through together: they fit the cache
 
 
-class SiftDescriptor:
-    """4 × 4 cells over the whole patch, 8 orientations, both interpolated linearly.
+class SiftNetwork(PatchNetwork):
+    """4 × 4 cells over the whole patch, 8 orientations, both interpolated linearly: 128 numbers, unit length.
 
     `window_sigma` is the Gaussian weight's standard deviation as a share of the side, `smoothing_px`
     a blur of the patch before its gradients; both are worth points (core/PAPER.md), so a
@@ -31,35 +34,30 @@ class SiftDescriptor:
         if smoothing_px < 0:
             raise ValueError(f"smoothing_px must be ≥ 0, got {smoothing_px}")
         self.root, self.window_sigma, self.smoothing_px = root, window_sigma, smoothing_px
+        self.name, self.dim = "rootsift" if root else "sift", _CELLS**2 * _ORIENTATIONS
+        self.batch_size = self.group = _GROUP
+        self.like = torch.empty(0)
 
-    @property
-    def name(self) -> str:
-        return "rootsift" if self.root else "sift"
-
-    @property
-    def dim(self) -> int:
-        return _CELLS**2 * _ORIENTATIONS
-
-    def describe(self, patches: np.ndarray) -> np.ndarray:
-        """uint8 (N, S, S, 3) or (N, S, S) → float32 (N, 128), unit rows; blank patches give zeros."""
+    def check(self, patches: np.ndarray) -> None:
+        """Colour or grey, of any size."""
         if patches.dtype != np.uint8 or patches.ndim not in (3, 4) or patches.shape[1] != patches.shape[2]:
             raise ValueError(f"SIFT takes uint8 patches (N, S, S[, 3]), got {patches.dtype} {patches.shape}")
-        luma = convert_to_luma(patches)
-        out = np.empty((len(luma), self.dim), np.float32)
-        with torch.inference_mode():
-            pooling, blur = self._make_matrices(luma.shape[1])
-            for start, group in pad_batches(luma, _GROUP):
-                histograms = make_histograms(blur @ torch.from_numpy(group).float() @ blur.T, pooling)
-                rows = out[start : start + _GROUP]
-                rows[:] = normalise_histograms(histograms, root=self.root)[: len(rows)].numpy()
-        return out
 
-    def _make_matrices(self, side: int) -> tuple[Tensor, Tensor]:
-        pooling = cell_matrix(side) * window_weights(side, side, self.window_sigma)
-        blur = np.eye(side, dtype=np.float32)
-        if self.smoothing_px > 0:
-            blur = blur_matrix(side, self.smoothing_px)
-        return torch.from_numpy(pooling), torch.from_numpy(blur)
+    def encode_batch(self, patches: np.ndarray, count: int) -> Tensor:
+        luma = torch.from_numpy(convert_to_luma(patches)).float()
+        pooling, blur = make_matrices(luma.shape[1], self.window_sigma, self.smoothing_px)
+        return normalise_histograms(make_histograms(blur @ luma @ blur.T, pooling), root=self.root)
+
+    def to_part(self) -> ModelPart:
+        return make_network_part(self.name, {}, self.smoothing_px)
+
+
+@lru_cache(maxsize=8)
+def make_matrices(side: int, window_sigma: float, smoothing_px: float) -> tuple[Tensor, Tensor]:
+    """(4, side) that pools into weighted cells, (side, side) that blurs."""
+    pooling = cell_matrix(side) * window_weights(side, side, window_sigma)
+    blur = blur_matrix(side, smoothing_px) if smoothing_px > 0 else np.eye(side, dtype=np.float32)
+    return torch.from_numpy(pooling), torch.from_numpy(blur)
 
 
 def cell_matrix(side: int) -> np.ndarray:

@@ -23,7 +23,9 @@ import cv2
 import numpy as np
 
 from ckn_scale.config import Settings
-from ckn_scale.core.descriptors.sift import SiftDescriptor
+from ckn_scale.core.descriptors.network import ProjectedDescriptor
+from ckn_scale.core.descriptors.sift import SiftNetwork
+from ckn_scale.core.pca import learn_projection
 from ckn_scale.core.sampling import hash_priorities
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.builders.cameras import Camera
@@ -106,9 +108,10 @@ def make_reader(settings: Settings, cache: ContentCache) -> RegionReader:
 
 
 def _make_sift() -> KeyedDescriptor:
-    sift = SiftDescriptor()
+    sift = SiftNetwork()
+    descriptor = ProjectedDescriptor(sift, learn_projection(np.empty((0, sift.dim)), None))
     key = make_key("sift", hash_code(), sift.root, sift.window_sigma, sift.smoothing_px)
-    return KeyedDescriptor(sift, key)
+    return KeyedDescriptor(descriptor, key)
 
 
 def _locate(camera: Camera, found: Detected) -> np.ndarray:
