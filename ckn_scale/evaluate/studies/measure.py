@@ -114,7 +114,8 @@ def _place_channels(setting: str, settings: Settings) -> Iterator[str]:
     places = {name: str(place) for place, name in enumerate(settings.channel_names)}
     if setting.startswith("+pooling="):
         name = setting.partition("=")[2]
-        layers = settings.channels[int(_find_place(places, name))].ckn.layers
+        ckn = settings.channels[int(_find_place(places, name))].ckn
+        layers = () if ckn is None else ckn.layers
         yield f"channels.{places[name]}.ckn.position_step=1"
         for number, layer in enumerate(layers if len(layers) > 1 else ()):  # the paper leaves raw's one layer
             yield f"channels.{places[name]}.ckn.layers.{number}.subsampling={layer.subsampling + 1}"
