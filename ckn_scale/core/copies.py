@@ -23,6 +23,13 @@ from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.vector_index import SignIndex, StoredIndex
 
 BLOCK_ROWS = 512  # compared at once with as many, or with all
+COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
+VERIFIED_DEVIATIONS = 4.0  # above the median, of pairs that geometry looks at; COPY_DEVIATIONS without points
+NEIGHBOURS = 32  # of an image that are looked at: larger groups hang together by these
+MIN_INLIERS = 12  # apart from each other, of two images that show the same
+# 75 pairs of planted copies of Holidays (recompressed, halved, cropped, relit) have .166 or more, half of the
+# pairs of one scene less than .04; images of different things that stand out by their vectors have .005.
+MIN_SHARE = 0.15
 SAME_SCORE = 0.999  # from here on two images have the same vector, but for rounding
 _ROUNDING = 1e-3  # by which a product in float32 may be off
 _FACTOR_BYTES = 8  # after the bits of a code

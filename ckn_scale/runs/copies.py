@@ -19,15 +19,19 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ckn_scale.core.copies import SAME_SCORE, ScoredPairs, choose_nearest, find_components
-from ckn_scale.steps.find_copies import NEIGHBOURS, PAIRS, FindCopies
+from ckn_scale.core.copies import (
+    MIN_INLIERS,
+    MIN_SHARE,
+    NEIGHBOURS,
+    SAME_SCORE,
+    ScoredPairs,
+    choose_nearest,
+    find_components,
+)
+from ckn_scale.steps.find_copies import PAIRS, FindCopies
 from ckn_scale.storage.run_folder import COPIES_STAGE
 from ckn_scale.storage.stored_files import read_table
 
-MIN_INLIERS = 12  # apart from each other, of two images that show the same
-# 75 pairs of planted copies of Holidays (recompressed, halved, cropped, relit) have .166 or more, half of the
-# pairs of one scene less than .04; images of different things that stand out by their vectors have .005.
-MIN_SHARE = 0.15
 COPIES = pa.schema(
     [
         ("group", pa.int64()),  # its smallest image id

@@ -116,6 +116,10 @@ class GroupHandle(_ReplicatedHandle):
         vectors: np.ndarray = await self._handle.load_vectors.remote(version, image_ids)
         return vectors
 
+    async def load_rows(self, version: int, image_ids: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = await self._handle.load_rows.remote(version, image_ids)
+        return rows
+
     async def load_query(self, version: int, image_id: int) -> Encoded | None:
         query: Encoded | None = await self._handle.load_query.remote(version, image_id)
         return query

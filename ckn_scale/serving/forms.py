@@ -14,8 +14,8 @@ from ckn_scale.core.calibration import Calibration
 from ckn_scale.errors import InputError
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit
+from ckn_scale.serving.answers import MatchAnswer, SearchAnswer, SearchOptions
 from ckn_scale.serving.messages import Box
-from ckn_scale.serving.router import MatchAnswer, SearchAnswer, SearchOptions
 
 MAX_ID = 2**63 - 1
 ImageId = Annotated[int, Path(ge=0, le=MAX_ID)]
@@ -52,6 +52,10 @@ class SearchFields(BaseModel):
         default=None, ge=1, le=MAX_ID, description="a version in memory; by default the current one"
     )
     min_score: float | None = Field(default=None, ge=0, le=1, description="only hits of at least this score")
+    group_copies: bool = Field(
+        default=False,
+        description="of hits that are near-copies of each other only the best, with the others' ids",
+    )
     strict: bool = Field(default=False, description="an error instead of a partial answer")
 
     check_box = field_validator("box")(check_area)
@@ -73,6 +77,7 @@ class SearchFields(BaseModel):
             expand=self.expand,
             wanted=parse_filter(self.filter),
             min_score=self.min_score,
+            group_copies=self.group_copies,
             strict=self.strict,
         )
 
@@ -132,6 +137,9 @@ class HitForm(BaseModel):
     transform: list[list[float]] | None = Field(default=None, description="3 × 3, query's pixels → its own")
     similarity: float | None = Field(default=None, description="of the vectors")
     selective: float | None = Field(default=None, description="of the words both images have")
+    copies: list[int] | None = Field(
+        default=None, description="with group_copies: hits that show the same picture and are left out"
+    )
 
 
 class DecisionForm(BaseModel):
@@ -248,7 +256,7 @@ def make_response(answer: SearchAnswer, timings_ms: Mapping[str, float], request
         verdict = {"found": answer.found, "decision": _make_decision(answer.decision)}
     return SearchResponse(
         version=answer.version,
-        hits=[_make_hit(hit) for hit in answer.hits],
+        hits=[_make_hit(hit, answer.copies) for hit in answer.hits],
         coverage=answer.coverage,
         partial=answer.partial,
         **verdict,
@@ -284,8 +292,9 @@ def _round_times(timings_ms: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in timings_ms.items()}
 
 
-def _make_hit(hit: Hit) -> HitForm:
-    return HitForm(**{**hit.to_form(), "columns": make_columns(hit.columns)})
+def _make_hit(hit: Hit, copies: Mapping[int, list[int]] | None) -> HitForm:
+    grouped = {} if copies is None else {"copies": copies.get(hit.image_id, [])}
+    return HitForm(**{**hit.to_form(), "columns": make_columns(hit.columns), **grouped})
 
 
 def make_columns(columns: dict[str, Any]) -> dict[str, Any]:

@@ -11,18 +11,17 @@ import logging
 import time
 from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from ckn_scale.core.calibration import Calibration
+from ckn_scale.core.copies import StoredRows
 from ckn_scale.core.evidence import SHORTLIST, QueryPoints
 from ckn_scale.core.ranking import Ranking
-from ckn_scale.search.evidence import RankedCandidate, rank_best
-from ckn_scale.search.filters import Filter
-from ckn_scale.search.hits import Hit, IndexedImage
-from ckn_scale.search.matches import PairMatch
+from ckn_scale.search.evidence import rank_best
+from ckn_scale.search.hits import IndexedImage
+from ckn_scale.serving.answers import MatchAnswer, Ranked, SearchAnswer, SearchOptions
 from ckn_scale.serving.expansion import expand
 from ckn_scale.serving.health import HungGroups
+from ckn_scale.serving.hit_copies import MOST_COMPARED, NUM_REFERENCES, find_copies, load_rows
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import (
     Box,
@@ -40,56 +39,7 @@ from ckn_scale.serving.settings import ServeSettings
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-Ranked = TypeVar("Ranked", Hit, RankedCandidate)
 MAX_EXAMPLES = 100
-Expansion: TypeAlias = Literal[False, True, "discriminative"]
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """What is asked about an image."""
-
-    k: int = 10
-    offset: int = 0
-    verify: bool | None = None  # by default where the version has points
-    expand: Expansion = False
-    wanted: Filter | None = None
-    min_score: float | None = None
-    strict: bool = False  # an error instead of a partial answer
-
-    @property
-    def depth(self) -> int:
-        """How far down the ranking the answer goes."""
-        return self.offset + self.k
-
-    def choose(self, ranked: Sequence[Ranked]) -> list[Ranked]:
-        """The page of a ranking that is asked for."""
-        least = self.min_score
-        return [one for one in ranked if least is None or one.score >= least][self.offset : self.depth]
-
-
-@dataclass(frozen=True)
-class SearchAnswer:
-    version: int
-    hits: list[Hit]
-    coverage: float  # share of the index's rows that were searched
-    timings_ms: dict[str, float]  # of its phases
-    found: bool | None = None  # whether a hit is a match; None when that was not looked at
-    decision: Calibration | None = None  # what makes it one
-
-    @property
-    def partial(self) -> bool:
-        return self.coverage < 1.0
-
-
-@dataclass(frozen=True)
-class MatchAnswer:
-    version: int
-    found: PairMatch
-    match: bool
-    score: float
-    decision: Calibration  # what makes it a match
-    timings_ms: dict[str, float]
 
 
 class SearchRouter:
@@ -107,9 +57,10 @@ class SearchRouter:
         self._resident = {version.number: version}
         self._encoder = encoder
         self._groups = list(groups)
-        self._threads = ThreadPoolExecutor(settings.max_in_flight, "expand")
+        self._threads = ThreadPoolExecutor(settings.max_in_flight, "rounds")
         self._hung = HungGroups(self._probe, settings.shard_timeout_s)
         self._examples: tuple[int, DrawnImages] | None = None  # of a version
+        self._sample: tuple[int, StoredRows] | None = None  # likewise
 
     @property
     def resident(self) -> list[int]:
@@ -198,9 +149,10 @@ class SearchRouter:
         rounds = Rounds(self.ask_group, version, options.wanted, without)
         calibration = version.calibration
         if calibration is None or encoded.points is None or options.verify is False:
-            hits = options.choose(await rounds.search_vectors(encoded.vector, options.depth))
-            found, decision = None, None
+            strong = options.keep_strong(await rounds.search_vectors(encoded.vector, options.depth))
             clock.note("search")
+            kept, copies = await self._leave_out_copies(rounds, strong, options)
+            hits, found, decision = options.choose_page(kept), None, None
         else:
             candidates = await rounds.find(encoded.vector, max(options.depth, SHORTLIST))
             clock.note("search")
@@ -210,11 +162,40 @@ class SearchRouter:
                 gathered = await self._expand(rounds, encoded, gathered, options)
                 clock.note("expand")
             ranked = rank_best(gathered, calibration, options.depth)
-            hits = await rounds.describe(options.choose(ranked))
+            kept_ranked, copies = await self._leave_out_copies(rounds, options.keep_strong(ranked), options)
+            if copies is not None:
+                clock.note("copies")
+            hits = await rounds.describe(options.choose_page(kept_ranked))
             found, decision = any(one.verified.match for one in ranked), calibration
             clock.note("describe")
         coverage = self._check_coverage(version, rounds.answering, options.strict)
-        return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found, decision)
+        return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found, decision, copies)
+
+    async def _leave_out_copies(
+        self, rounds: Rounds, ranked: list[Ranked], options: SearchOptions
+    ) -> tuple[list[Ranked], dict[int, list[int]] | None]:
+        """The best of each group of near-copies, and the others of its group by its id."""
+        if not options.group_copies:
+            return ranked, None
+        references = await self._references(rounds.version)
+        ids = [one.image_id for one in ranked[:MOST_COMPARED]]
+        groups = await find_copies(rounds, ids, references, self._threads)
+        best: dict[int, int] = {}  # of each group
+        copies: dict[int, list[int]] = {}
+        for image_id in ids:
+            first = best.setdefault(groups.get(image_id, image_id), image_id)
+            if first != image_id:
+                copies.setdefault(first, []).append(image_id)
+        left_out = {image_id for members in copies.values() for image_id in members}
+        return [one for one in ranked if one.image_id not in left_out], copies
+
+    async def _references(self, version: ServedVersion) -> StoredRows:
+        """The collection at large, as `core/copies.py` judges copies by it: some images, once a version."""
+        if self._sample is None or self._sample[0] != version.number:
+            rounds = Rounds(self.ask_group, version)
+            drawn = await rounds.draw(NUM_REFERENCES)
+            self._sample = version.number, await load_rows(rounds, drawn.image_ids)
+        return self._sample[1]
 
     async def _expand(
         self, rounds: Rounds, encoded: Encoded, first: Ranking, options: SearchOptions

@@ -8,13 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from ckn_scale.serving.answers import SearchAnswer
 from ckn_scale.serving.bodies import bad_request, check_search, parse_match, parse_search, parse_texts
 from ckn_scale.serving.descriptions import MATCH_BODY, SEARCH_BODY, SIMILAR_FIELDS, errors
 from ckn_scale.serving.forms import ImageId, MatchResponse, SearchResponse, make_match_response, make_response
 from ckn_scale.serving.limits import BodyReader
 from ckn_scale.serving.queue import SearchQueue
 from ckn_scale.serving.request_record import note_answer, request_id
-from ckn_scale.serving.router import SearchAnswer, SearchRouter
+from ckn_scale.serving.router import SearchRouter
 
 
 def add_search_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, queue: SearchQueue) -> None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from ckn_scale.core.augmentations import VIEWS
 from ckn_scale.core.calibration import fit_calibration, fit_tail, name_rate
+from ckn_scale.core.copies import COPY_DEVIATIONS
 from ckn_scale.core.evidence import HEAD, SHORTLIST, QueryPoints, join_evidence
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.topk import NO_ID
@@ -43,7 +44,6 @@ from ckn_scale.storage.run_records import Certificate, MeasuredEvidence
 from ckn_scale.storage.store import Store
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
-COPY_DEVIATIONS = 6.0  # in the demo all copies but one are above 7, unrelated photographs below 5
 OUTCOMES = ("first", "behind copies", "missed")  # best first
 
 

@@ -21,6 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.copies import (
+    COPY_DEVIATIONS,
+    NEIGHBOURS,
+    VERIFIED_DEVIATIONS,
     ScoredPairs,
     StoredRows,
     find_levels,
@@ -35,15 +38,12 @@ from ckn_scale.search.evidence import read_points, stored_query
 from ckn_scale.search.shard import OpenShard, ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.augment_index import restore_built
-from ckn_scale.steps.certify_index import COPY_DEVIATIONS
 from ckn_scale.storage.index_files import IndexManifest, IndexShard, read_ids, read_manifest
 from ckn_scale.storage.plans import require_segments
 from ckn_scale.storage.run_folder import COPIES_STAGE, DRAW_REFERENCES, FIND_COPIES, REFERENCES_STAGE
 from ckn_scale.storage.stored_files import StoredFile, read_table
 
 NUM_REFERENCES = 512  # that the collection at large is judged by
-VERIFIED_DEVIATIONS = 4.0  # above the median, of pairs that geometry looks at; COPY_DEVIATIONS without points
-NEIGHBOURS = 32  # of an image that are looked at: larger groups hang together by these
 PAIRS = pa.schema(
     [
         ("first_id", pa.int64()),

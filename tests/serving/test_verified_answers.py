@@ -10,15 +10,19 @@ import pytest
 from synthetic_index import publish_synthetic, random_units
 from synthetic_points import make_candidates, make_query, serialise_candidates
 
+from ckn_scale.core.copies import ScoredPairs
 from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import ShardGroup
+from ckn_scale.serving.answers import SearchOptions
 from ckn_scale.serving.forms import make_response
+from ckn_scale.serving.hit_copies import verify_pairs
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import Encoded
 from ckn_scale.serving.replicas import ShardReplica
-from ckn_scale.serving.router import SearchOptions, SearchRouter
+from ckn_scale.serving.rounds import Rounds
+from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
 
@@ -136,3 +140,41 @@ def test_an_index_without_points_is_not_verified(tmp_path):
     assert np.isclose(answer.hits[0].score, 1, atol=1e-5)
     with pytest.raises(ApiError, match="no points"):
         ask(router, verify=True)
+
+
+def publish_copies(folder, has_points):
+    """40 and 90 are 7 once more, in other groups; 41 is something else."""
+    sets, frames, _ = make_candidates(make_query(), [SHARED.get(one, 0) for one in range(NUM_IMAGES)], 50)
+    vectors, source = random_units(NUM_IMAGES, seed=3), np.arange(NUM_IMAGES)
+    for one in (40, 90):
+        vectors[one], source[one] = vectors[7] + 0.01 * vectors[one], 7
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def make_points(ids):
+        return serialise_candidates(ids, sets, frames, rows=source[ids]) if has_points else None
+
+    made = publish_synthetic(folder / "run", vectors, 5, make_points=make_points)
+    settings = ServeSettings(run_url=made.run.url, shard_groups=NUM_GROUPS)
+    replicas = [ShardReplica(settings, group) for group in range(NUM_GROUPS)]
+    return made, make_router(made, replicas, Query(made.vectors[7], make_query() if has_points else None))
+
+
+@pytest.mark.parametrize("has_points", [True, False])
+def test_copies_among_the_hits_are_grouped_under_the_best(tmp_path, has_points):
+    _, router = publish_copies(tmp_path, has_points)
+    plain, grouped = ask(router, k=130), ask(router, k=130, group_copies=True)
+    best, *others = [hit.image_id for hit in plain.hits if hit.image_id in (7, 40, 90)]
+    assert grouped.copies == {best: others}
+    assert grouped.hits == [hit for hit in plain.hits if hit.image_id not in others]
+    pages = [ask(router, k=5, offset=at, group_copies=True).hits for at in (0, 5)]
+    assert pages[0] + pages[1] == grouped.hits[:10]
+    body = make_response(grouped, {}, "r").model_dump(exclude_unset=True)
+    assert [hit["copies"] for hit in body["hits"][:2]] == [others, []]
+    assert ask(router, group_copies=True, wanted=Filter.parse("image_id in 500")).hits == []
+
+
+def test_what_only_looks_like_a_copy_does_not_pass_geometry(tmp_path):
+    made, router = publish_copies(tmp_path, has_points=True)
+    rounds = Rounds(router.ask_group, describe_version(made.run, made.version, NUM_GROUPS))
+    alike = ScoredPairs(np.array([7, 7, 8, 40]), np.array([40, 41, 9, 90]), np.array([0.5, 0.5, 0.9995, 0.5]))
+    assert asyncio.run(verify_pairs(rounds, alike)).tolist() == [True, False, True, True]
