@@ -254,3 +254,21 @@ def test_every_answer_has_a_request_id_and_takes_a_usable_one():
             assert (answer.headers["x-request-id"] == given) is kept
 
     with_server(check)
+
+
+def test_no_byte_of_a_body_follows_the_headers_of_head():
+    async def check(server):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "method": "HEAD", "path": "/healthz", "headers": [], "query_string": b""}
+        await server.client._transport.app(scope, receive, send)
+        assert sent[0]["status"] == 200
+        assert [message["body"] for message in sent[1:]] == [b""]
+
+    with_server(check)
