@@ -64,7 +64,7 @@ def test_an_index_computes_with_the_threads_of_its_run_and_gives_them_back(three
     object.__setattr__(
         index._encoder.channels[0].descriptor,
         "describe_with",
-        lambda patches, others: seen.append(threads_now()) or describe(patches, others),
+        lambda *arguments: seen.append(threads_now()) or describe(*arguments),
     )
     vector = index.encode(photos / "coffee.jpg")
     assert seen == [(1, 1, 1)]

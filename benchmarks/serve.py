@@ -1,0 +1,207 @@
+"""Queries a second and milliseconds of a query over HTTP, against the same search in process.
+
+    python benchmarks/serve.py RUN IMAGES [--modes process,local,ray,ray-fast] [--seconds 8] [--json FILE]
+
+RUN is a published run, IMAGES a folder of photographs that ask, each as it is. `process` is `open_index` in
+this process, one query after the other, then in as many threads as there are cores; `local` is `serve --local`;
+`ray` is `serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8 and 32 clients ask
+for `--seconds` each, on loopback; then one sends batches of eight, where the server takes them. Who is refused
+(429) waits as told, and refusals are counted. Start-up is the time until the server says that it is ready, memory
+that of all its processes after the last query (PSS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+K = 10
+CLIENTS = (1, 8, 32)
+BATCH = 8
+FAST = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+SERVER = """
+import json, sys
+from ckn_scale.serving.app import serve_run
+from ckn_scale.serving.local import serve_local
+mode, arguments = sys.argv[1], json.loads(sys.argv[2])
+serve = serve_local if mode == "local" else serve_run
+serve(**arguments, on_ready=lambda serving: print(serving.url, flush=True))
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What some clients saw."""
+
+    mode: str
+    groups: int
+    clients: int
+    batch: int
+    queries_per_s: float
+    p50_ms: float
+    p99_ms: float
+    refused: int
+
+
+def summarise(mode: str, groups: int, clients: int, batch: int, seen: Seen, spent_s: float) -> Load:
+    p50, p99 = np.percentile(seen.took_ms, [50, 99]) if seen.took_ms else (np.nan, np.nan)
+    answered = batch * len(seen.took_ms)
+    return Load(mode, groups, clients, batch, answered / spent_s, float(p50), float(p99), seen.refused)
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.took_ms: list[float] = []
+        self.refused = 0
+
+
+def measure_in_process(run: str, images: list[bytes], seconds: float) -> Iterator[Load]:
+    """One query after the other, and one in each of as many threads as there are cores."""
+    from ckn_scale.search.engine import open_index
+
+    for threads in sorted({1, os.cpu_count() or 1}):
+        indexes = [open_index(run) for _ in range(threads)]
+        for index in indexes:
+            index._threads = None  # the process's own number: else they take turns
+            index.search(images[0], K)
+        seen, ends = Seen(), time.perf_counter() + seconds
+        begun = time.perf_counter()
+
+        def ask(index: Any, seen: Seen = seen, ends: float = ends) -> None:
+            place = 0
+            while (started := time.perf_counter()) < ends:
+                index.search(images[place % len(images)], K)
+                seen.took_ms.append(1e3 * (time.perf_counter() - started))
+                place += 1
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(ask, indexes))
+        yield summarise("process", 1, threads, 1, seen, time.perf_counter() - begun)
+
+
+async def measure_clients(url: str, bodies: list[Any], path: str, clients: int, seconds: float) -> Seen:
+    seen, ends = Seen(), time.perf_counter() + seconds
+
+    async def ask(number: int) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            place = number
+            while (started := time.perf_counter()) < ends:
+                answer = await client.post(path, json=bodies[place % len(bodies)])
+                if answer.status_code == 429:
+                    seen.refused += 1
+                    await asyncio.sleep(min(float(answer.headers["retry-after"]), seconds / 4))
+                    continue
+                answer.raise_for_status()
+                seen.took_ms.append(1e3 * (time.perf_counter() - started))
+                place += 1
+
+    await asyncio.gather(*(ask(number) for number in range(clients)))
+    return seen
+
+
+def measure_server(url: str, mode: str, groups: int, images: list[bytes], seconds: float) -> Iterator[Load]:
+    bodies = [{"image": base64.b64encode(image).decode(), "k": K} for image in images]
+    asyncio.run(measure_clients(url, bodies, "/v1/search", 1, 2.0))  # whatever is slow the first time
+    for clients in CLIENTS:
+        begun = time.perf_counter()
+        seen = asyncio.run(measure_clients(url, bodies, "/v1/search", clients, seconds))
+        yield summarise(mode, groups, clients, 1, seen, time.perf_counter() - begun)
+    if "/v1/search:batch" in httpx.get(f"{url}/openapi.json").json()["paths"]:
+        begun = time.perf_counter()
+        batch = [{"queries": [bodies[place % len(bodies)] for place in range(BATCH)]}]
+        seen = asyncio.run(measure_clients(url, batch, "/v1/search:batch", 1, seconds))
+        yield summarise(mode, groups, 1, BATCH, seen, time.perf_counter() - begun)
+
+
+@contextmanager
+def serving(mode: str, run: str, groups: int, port: int) -> Iterator[tuple[str, float, int]]:
+    """Its URL, seconds of its start, and pid."""
+    arguments = json.dumps({"run_url": run, "port": port, "shard_groups": groups})
+    environment = {**os.environ, **(FAST if mode == "ray-fast" else {})}
+    begun = time.perf_counter()
+    command = [sys.executable, "-c", SERVER, mode, arguments]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            if not url:
+                raise SystemExit(f"{mode}: the server ended with {process.wait()} before it answered")
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield url, time.perf_counter() - begun, process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def measure_memory_mb(pid: int) -> float:
+    """Of a process and all below it, shared pages divided by those who share them."""
+    total_kb, waiting = 0, [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
+            total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        except (OSError, StopIteration):
+            continue  # it ended meanwhile
+    return total_kb / 1024
+
+
+def show(load: Load) -> None:
+    what = f"{load.mode:9} {load.groups} groups {load.clients:3} clients" + (
+        " batch" if load.batch > 1 else ""
+    )
+    times = f"p50 {load.p50_ms:7.0f} ms  p99 {load.p99_ms:7.0f} ms  {load.queries_per_s:6.2f} queries/s"
+    print(f"{what:38} {times}  {load.refused} refused", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run")
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--modes", default="process,local,ray,ray-fast")
+    parser.add_argument("--groups", default="1", help="numbers of shard groups, as 1,4")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--port", type=int, default=18400)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    images = [path.read_bytes() for path in sorted(options.images.iterdir())[:16]]
+    loads: list[Load] = []
+    for mode in options.modes.split(","):
+        if mode == "process":
+            for load in measure_in_process(options.run, images, options.seconds):
+                show(load)
+                loads.append(load)
+            continue
+        for groups in map(int, options.groups.split(",")):
+            with serving(mode, options.run, groups, options.port) as (url, start_s, pid):
+                for load in measure_server(url, mode, groups, images, options.seconds):
+                    show(load)
+                    loads.append(load)
+                print(f"{mode:9} {groups} groups: up in {start_s:.1f} s, {measure_memory_mb(pid):.0f} MB")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(load) for load in loads], indent=1))
+
+
+if __name__ == "__main__":
+    main()
