@@ -3,11 +3,11 @@
     python benchmarks/serve.py RUN IMAGES [--modes process,local,ray,ray-fast] [--seconds 8] [--json FILE]
 
 RUN is a published run, IMAGES a folder of photographs that ask, each as it is. `process` is `open_index` in
-this process, one query after the other, then in as many threads as there are cores; `local` is `serve --local`;
-`ray` is `serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8 and 32 clients ask
-for `--seconds` each, on loopback; then one sends batches of eight, where the server takes them. Who is refused
-(429) waits as told, and refusals are counted. Start-up is the time until the server says that it is ready, memory
-that of all its processes after the last query (PSS).
+this process, one query after the other, then in as many threads as there are cores; `local` is `serve
+--local`; `ray` is `serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8, 32
+clients ask for `--seconds` each, on loopback; then one sends batches of eight, where the server takes them.
+Who is refused (429) waits as told, and refusals are counted. Start-up is the time until the server says that
+it is ready, memory that of all its processes after the last query (PSS).
 """
 
 from __future__ import annotations
