@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_visits import axe, browser, collection, page_server, visit
 from running_server import (
     KEY,
     AnsweringServer,
@@ -19,6 +20,8 @@ from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 from ckn_scale.pipeline import index_images
+
+__all__ = ["axe", "browser", "collection", "page_server", "visit"]
 
 
 @pytest.fixture(scope="session")

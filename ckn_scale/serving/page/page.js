@@ -1,257 +1,264 @@
-"use strict";
+// The page of one server: choose a picture, perhaps a part of it, and see whether the collection shows it.
 
-// The page of one server: choose an image, perhaps a part of it, and see the most similar indexed ones.
+import { formAddress, readAddress } from "./address.js";
+import { showAnswer } from "./answer.js";
+import { showCollection } from "./collection.js";
+import { announce, count, part, plural, shorten } from "./elements.js";
+import { Frame } from "./frame.js";
+import { HitView } from "./hit.js";
+import { takePictures } from "./intake.js";
+import { explain, explainWait, mayPass } from "./messages.js";
+import { imageBody, readFile, readIndexedQuery } from "./pictures.js";
+import { askBlob, askJson, askPatiently, hasKey, post, rememberKey } from "./server.js";
+import { Visit } from "./visit.js";
 
-const BODY_LIMIT_BYTES = 16 * 2 ** 20; // base64 makes a file a third larger
-const FRAME_HINT = "Draw a frame on the image to search for a part of it.";
-const SMALLEST_FRAME = 12; // screen pixels; less is a click, not a frame
+const NUM_EXAMPLES = 12;
+const TITLE = document.title;
+const state = { index: null, entry: null, search: null, retry: null };
+const limits = () => state.index?.limits ?? { body_limit_bytes: 16 * 2 ** 20, pixels: Infinity, max_k: Infinity };
 
-const part = (id) => document.getElementById(id);
-const state = { file: null, box: null, search: null, version: null, thumbnails: [] };
+const frame = new Frame(part("surface"), changeFrame);
+const visit = new Visit({
+  open: (entry) => attempt(() => openEntry(entry, "push")),
+  openIndexed: (id) => attempt(() => openIndexed(id)),
+});
+const hitView = new HitView({
+  searchWith: (id) => attempt(() => openIndexed(id)),
+  closed: leaveHit,
+  moved: (id) => remember("replace", id),
+});
 
-function authorised(headers = {}) {
-  const key = sessionStorage.getItem("key");
-  return key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
-}
+// Problems
 
-class ServerError extends Error {
-  constructor(status, body) {
-    super(body?.error?.message ?? `the server answered with status ${status}`);
-    this.status = status;
+async function attempt(action) {
+  showProblem(null);
+  try {
+    await action();
+  } catch (error) {
+    if (error.name !== "AbortError") showProblem(error, action);
   }
 }
 
-async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: authorised(options.headers) });
-  if (!answer.ok) throw new ServerError(answer.status, await answer.json().catch(() => null));
-  return answer;
+function showProblem(error, action) {
+  state.retry = error ? action : null;
+  const needsKey = error?.status === 401;
+  part("key-form").hidden = !needsKey;
+  part("problem").hidden = !error || (needsKey && !hasKey());
+  part("again").hidden = !error || !mayPass(error);
+  part("problem-text").textContent = needsKey ? "This key is not known here." : error ? explain(error) : "";
+  if (needsKey) part("key").focus();
+  if (error) setBusy(null);
 }
 
-function showError(error) {
-  part("key-form").hidden = error?.status !== 401;
-  if (error?.status === 401) part("key").focus();
-  const wrongKey = error?.status === 401 && sessionStorage.getItem("key");
-  const silent = !error || (error.status === 401 && !wrongKey);
-  part("error").hidden = Boolean(silent);
-  if (!silent) part("error").textContent = wrongKey ? "The server does not know this key." : sentence(error);
+function retry() {
+  const action = state.retry;
+  if (action) attempt(action);
 }
 
-function sentence(error) {
-  if (error instanceof TypeError) return "The server cannot be reached. Is it still running?";
-  return error.message.charAt(0).toUpperCase() + error.message.slice(1) + (/[.?!]$/.test(error.message) ? "" : ".");
+async function useKey(event) {
+  event.preventDefault();
+  rememberKey(part("key").value.trim());
+  part("key").value = "";
+  const action = state.retry;
+  await attempt(loadCollection);
+  if (action && action !== loadCollection && !state.retry) await attempt(action);
 }
 
-function chooseFile(file) {
-  if (!file) return;
-  if (file.size * (4 / 3) > BODY_LIMIT_BYTES) {
-    showError(new Error(`this file has ${(file.size / 2 ** 20).toFixed(1)} MiB; the server takes images up to 12 MiB`));
-    return;
+function setBusy(text) {
+  document.body.classList.toggle("busy", text !== null);
+  part("answer").setAttribute("aria-busy", String(text !== null));
+  part("progress").hidden = text === null;
+  part("progress-text").textContent = text ?? "";
+  if (text !== null) announce(text);
+}
+
+// The collection
+
+async function loadCollection() {
+  state.index = await askJson("v1/index");
+  const { images, version, uri_prefixes } = state.index;
+  part("forget-key").hidden = !hasKey();
+  part("server").textContent = `${plural(images, "picture")} · version ${version}`;
+  part("url-form").hidden = !uri_prefixes?.length;
+  const examples = await askJson(`v1/examples?count=${NUM_EXAMPLES}`);
+  showCollection(state.index, examples.images, (id) => attempt(() => openIndexed(id)));
+}
+
+function showStart() {
+  state.search?.abort();
+  setBusy(null);
+  state.entry = null;
+  document.title = TITLE;
+  document.body.classList.add("start");
+  for (const id of ["preview", "answer"]) part(id).hidden = true;
+  part("prompt").hidden = part("collection").hidden = false;
+}
+
+// Queries
+
+function begin(text) {
+  hitView.dismiss();
+  setBusy(text);
+}
+
+async function openFile(file) {
+  begin("Reading the picture …");
+  const query = await readFile(file, limits());
+  await openEntry(visit.add(query, null, readAddress("").k), "push");
+}
+
+async function openUrl(uri) {
+  begin("Fetching the picture …");
+  const jpeg = await askBlob("v1/preview", post({ uri }));
+  await openFile(new File([jpeg], uri, { type: "image/jpeg" }));
+}
+
+async function openIndexed(id, { box = null, k = readAddress("").k, hit = null, record = "push" } = {}) {
+  begin("Opening the picture …");
+  const known = box ? null : visit.findIndexed(id);
+  const entry = known ?? visit.add(await readIndexedQuery(id), box, k);
+  await openEntry(entry, record, hit);
+}
+
+// `record`: how the browser's history takes it: push, replace, or null when it comes from there.
+async function openEntry(entry, record, hit = null) {
+  state.entry = entry;
+  document.body.classList.remove("start");
+  part("prompt").hidden = part("collection").hidden = true;
+  part("preview").hidden = part("answer").hidden = false;
+  part("image").src = entry.query.shown.url;
+  part("query-name").textContent = shorten(entry.query.name);
+  part("query-name").title = entry.query.name;
+  frame.set(entry.box);
+  showFrameState();
+  remember(record, hit);
+  // What was clicked may be gone: go on from the answer.
+  part("answer").focus({ preventScroll: true });
+  scrollTo(0, 0);
+  if (entry.answer) {
+    showEntryAnswer();
+  } else {
+    part("answer").replaceChildren();
+    await search();
   }
-  state.file = file;
-  state.box = null;
-  const image = part("image");
-  URL.revokeObjectURL(image.src);
-  image.src = URL.createObjectURL(file);
-  image.hidden = false;
-  part("caption").textContent = FRAME_HINT;
-  for (const [id, hidden] of [["prompt", true], ["preview", false], ["other", false], ["whole", true], ["box", true]]) {
-    part(id).hidden = hidden;
-  }
-  part("drop").classList.add("filled");
-  search();
+  if (hit !== null && state.entry === entry) await hitView.open(entry, hit);
 }
 
-function readBase64(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
-    reader.onerror = () => reject(new Error("the file cannot be read"));
-    reader.readAsDataURL(file);
-  });
+function changeFrame(box) {
+  if (!state.entry) return;
+  Object.assign(state.entry, { box, answer: null });
+  showFrameState();
+  remember("replace");
+  attempt(search);
+}
+
+function showFrameState() {
+  part("add-frame").hidden = frame.box !== null;
+  part("clear-frame").hidden = frame.box === null;
 }
 
 async function search() {
-  if (!state.file) return;
   state.search?.abort();
-  const running = (state.search = new AbortController());
-  showError(null);
-  document.body.classList.add("busy");
-  part("status").textContent = "Searching …";
-  try {
-    const query = { image: await readBase64(state.file), k: Number(part("k").value), box: state.box };
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(query) };
-    const answer = await (await ask("/v1/search", { ...options, signal: running.signal })).json();
-    if (state.search === running) showAnswer(answer);
-  } catch (error) {
-    if (state.search === running) showFailure(error);
-  } finally {
-    if (state.search === running) document.body.classList.remove("busy");
+  const { signal } = (state.search = new AbortController());
+  const { entry } = state;
+  part("answer").classList.add("old");
+  setBusy(state.index ? `Searching ${count(state.index.images)} pictures …` : "Searching …");
+  const [path, options] = await formRequest(entry, signal);
+  const answer = await askPatiently(path, options, (error, wait_s) => setBusy(explainWait(error, wait_s))).catch((error) => {
+    if (!signal.aborted) part("answer").replaceChildren(); // it belongs to another question
+    throw error;
+  });
+  if (signal.aborted) return; // another question was asked meanwhile
+  // A part of an indexed image is sent as an image: it finds itself.
+  answer.hits = answer.hits.filter((hit) => hit.image_id !== entry.query.id);
+  entry.answer = answer;
+  showEntryAnswer();
+  if (state.index && answer.version !== state.index.version) loadCollection().catch(() => {});
+}
+
+async function formRequest({ query, box, k: wanted }, signal) {
+  const k = Math.min(wanted, limits().max_k);
+  if (query.id !== null && !box) return [`v1/similar/${query.id}?k=${k}&group_copies=true`, { signal }];
+  return ["v1/search", post({ ...(await imageBody(query, box)), k, group_copies: true }, signal)];
+}
+
+function showEntryAnswer() {
+  const { entry } = state;
+  setBusy(null);
+  part("answer").classList.remove("old");
+  entry.verdict = showAnswer(entry.answer, entry, state.index, { open: openHit, more: showMore, again: () => attempt(search) });
+  document.title = `${entry.verdict.title}: ${shorten(entry.query.name)}`;
+  visit.show(entry);
+}
+
+async function showMore() {
+  const shown = document.querySelectorAll(".hit").length;
+  state.entry.k = Math.min(2 * state.entry.k, limits().max_k);
+  remember("replace");
+  await attempt(search);
+  document.querySelectorAll(".hit")[shown]?.focus();
+}
+
+// Hits and the browser's history
+
+function openHit(hit) {
+  remember("push", hit.image_id);
+  hitView.open(state.entry, hit.image_id);
+}
+
+// Its entry in the browser's history goes with it, unless it is being left already.
+function leaveHit() {
+  if (history.state?.hit == null) return;
+  if (history.state.opened) history.back();
+  else remember("replace");
+}
+
+function remember(record, hit = null) {
+  if (!record) return;
+  const { number, query, box, k } = state.entry;
+  const address = formAddress({ image: query.id, box, k, hit });
+  const opened = hit !== null && (record === "push" || Boolean(history.state?.opened));
+  history[`${record}State`]({ entry: number, hit, opened }, "", address);
+}
+
+function restore() {
+  const { image, box, k, hit } = readAddress();
+  const entry = visit.find(history.state?.entry);
+  const opened = history.state?.hit ?? hit;
+  if (entry === state.entry && entry) {
+    if (opened !== null) hitView.open(entry, opened);
+    else hitView.dismiss();
+    return;
   }
+  hitView.dismiss();
+  if (entry) attempt(() => openEntry(entry, null, opened));
+  else if (image !== null) attempt(() => openIndexed(image, { box, k, hit, record: "replace" }));
+  else showStart();
 }
 
-function showFailure(error) {
-  clearHits();
-  part("status").textContent = error.status === 401 ? "Waiting for the key." : "No answer.";
-  showError(error);
-}
-
-function showAnswer(answer) {
-  clearHits();
-  const count = answer.hits.length;
-  const what = count === 1 ? "1 hit" : `${count} hits`;
-  part("status").textContent = `${what} in ${Math.round(answer.timings_ms.total)} ms`;
-  if (answer.version !== state.version) showServer();
-  part("partial").hidden = !answer.partial;
-  part("partial").textContent =
-    `Part of the index did not answer: ${(100 * answer.coverage).toFixed(0)} % of the images were searched.`;
-  part("hits").append(...answer.hits.map(makeHit));
-}
-
-function clearHits() {
-  for (const url of state.thumbnails.splice(0)) URL.revokeObjectURL(url);
-  part("hits").replaceChildren();
-  part("partial").hidden = true;
-}
-
-function makeHit(hit, position) {
-  const item = part("hit").content.cloneNode(true).firstElementChild;
-  item.querySelector(".rank").textContent = position + 1;
-  item.querySelector(".score").textContent = hit.score.toFixed(3);
-  item.querySelector(".bar span").style.width = `${100 * Math.min(Math.max(hit.score, 0), 1)}%`;
-  const uri = item.querySelector(".uri");
-  uri.textContent = shorten(hit.uri);
-  uri.title = hit.uri;
-  for (const [name, value] of Object.entries(hit.columns ?? {})) {
-    const term = document.createElement("dt");
-    const text = document.createElement("dd");
-    term.textContent = name;
-    text.textContent = typeof value === "string" ? value : JSON.stringify(value);
-    item.querySelector(".columns").append(term, text);
-  }
-  loadThumbnail(hit, item.querySelector(".thumb"));
-  return item;
-}
-
-// The end of an address distinguishes images; the whole of it is the element's title.
-function shorten(uri) {
-  const parts = uri.split("/");
-  return parts.length > 3 ? `…/${parts.slice(-2).join("/")}` : uri;
-}
-
-async function loadThumbnail(hit, frame) {
-  try {
-    // Fetched, not linked, because a link cannot carry the key.
-    const jpeg = await (await ask(`/v1/images/${hit.image_id}/thumbnail`)).blob();
-    const url = URL.createObjectURL(jpeg);
-    state.thumbnails.push(url);
-    const image = frame.querySelector("img");
-    image.src = url;
-    image.alt = `thumbnail of ${hit.uri}`;
-    image.hidden = false;
-    frame.querySelector("span").hidden = true;
-  } catch (error) {
-    frame.querySelector("span").textContent = error.status === 404 ? "no thumbnail" : "thumbnail not available";
-  }
-}
-
-function watchFrame() {
-  const canvas = part("canvas");
-  let start = null;
-  const place = (event) => {
-    const area = part("image").getBoundingClientRect();
-    const within = (value, end) => Math.min(Math.max(value, 0), end);
-    return [within(event.clientX - area.left, area.width), within(event.clientY - area.top, area.height)];
-  };
-  const corners = (end) => [0, 1].flatMap((axis) => [Math.min(start[axis], end[axis]), Math.max(start[axis], end[axis])]);
-  canvas.addEventListener("pointerdown", (event) => {
-    start = place(event);
-    canvas.setPointerCapture(event.pointerId);
-    event.preventDefault();
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (start) drawFrame(...corners(place(event)));
-  });
-  canvas.addEventListener("pointerup", (event) => {
-    if (!start) return;
-    const [left, right, top, bottom] = corners(place(event));
-    start = null;
-    if (right - left < SMALLEST_FRAME || bottom - top < SMALLEST_FRAME) return useWholeImage();
-    const image = part("image");
-    const [across, down] = [image.naturalWidth / image.clientWidth, image.naturalHeight / image.clientHeight];
-    state.box = [left * across, top * down, right * across, bottom * down].map(Math.round);
-    part("whole").hidden = false;
-    search();
-  });
-  canvas.addEventListener("pointercancel", () => {
-    start = null;
-    useWholeImage();
-  });
-}
-
-function drawFrame(left, right, top, bottom) {
-  const box = part("box");
-  box.hidden = false;
-  Object.assign(box.style, { left: `${left}px`, top: `${top}px`, width: `${right - left}px`, height: `${bottom - top}px` });
-}
-
-function useWholeImage() {
-  const changed = state.box !== null;
-  state.box = null;
-  part("box").hidden = true;
-  part("whole").hidden = true;
-  if (changed) search();
-}
-
-function watchDrops() {
-  const drop = part("drop");
-  // Anywhere on the page: a file dropped beside the field must not replace the page.
-  document.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-  document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) drop.classList.remove("over");
-  });
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    drop.classList.remove("over");
-    const file = event.dataTransfer.files[0];
-    file ? chooseFile(file) : showError(new Error("that was no file: drop an image file"));
-  });
-  document.addEventListener("paste", (event) => {
-    const file = [...(event.clipboardData?.files ?? [])][0];
-    if (file) chooseFile(file);
-  });
-}
-
-async function showServer() {
-  try {
-    const { version, images } = await (await fetch("/readyz")).json();
-    state.version = version;
-    part("server").textContent = `${images.toLocaleString("en")} images · index version ${version}`;
-  } catch {
-    part("server").textContent = "server not reachable";
-  }
-}
-
-part("file").addEventListener("change", (event) => {
-  chooseFile(event.target.files[0]);
-  event.target.value = ""; // the same file again is a change too
+part("key-form").addEventListener("submit", useKey);
+part("forget-key").addEventListener("click", () => {
+  rememberKey(null);
+  location.reload();
 });
-part("other").addEventListener("click", () => part("file").click());
-part("whole").addEventListener("click", useWholeImage);
-part("k").addEventListener("change", search);
-part("image").addEventListener("error", () => {
-  // The server may read formats that this browser cannot show.
-  part("image").hidden = true;
-  part("caption").textContent = `${state.file.name}: no preview`;
+part("again").addEventListener("click", retry);
+part("add-frame").addEventListener("click", () => frame.start());
+part("clear-frame").addEventListener("click", clearFrame);
+addEventListener("popstate", restore);
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !hitView.isOpen && !event.defaultPrevented) clearFrame();
 });
-part("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem("key", part("key").value.trim());
-  part("key-form").hidden = true;
-  search();
+
+function clearFrame() {
+  if (frame.clear() && frame.box === null) part("add-frame").focus();
+}
+
+takePictures({
+  file: (file) => attempt(() => openFile(file)),
+  url: (uri) => attempt(() => openUrl(uri)),
+  takesUrls: () => Boolean(state.index?.uri_prefixes?.length),
+  refuse: (error) => showProblem(error),
 });
-watchFrame();
-watchDrops();
-showServer();
+
+await attempt(loadCollection);
+restore();
