@@ -34,7 +34,7 @@ def list_run_sections(run: RunFolder, *, title: str = "") -> list[Element]:
     begin = f"{title}: " if title else ""
     sections = [
         make_section(f"{begin}The run", make_facts(list_facts(run, summary))),
-        make_section(f"{begin}Time and throughput", *describe_steps(summary["steps"], events)),
+        make_section(f"{begin}Time and throughput", *describe_steps(run, summary["steps"], events)),
         make_section(f"{begin}Predicted and actual", *compare_estimate(summary)),
         make_section(f"{begin}Images", *describe_images(run, summary)),
         make_section(f"{begin}Certificate", *describe_certificate(summary["certificate"])),
@@ -74,7 +74,7 @@ def format_step(label: str) -> str:
 
 
 def describe_steps(
-    steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+    run: RunFolder, steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> Iterator[Element]:
     """Work is what all workers took together, by their commits; wall time is by the run's events."""
     walls = measure_walls(events)
@@ -88,7 +88,7 @@ def describe_steps(
             f"{step['done']:,} of {step['total']:,}",
             f"{step['seconds']:,.1f}",
             f"{walls[step['step']]:,.1f}" if step["step"] in walls else MISSING,
-            f"{step['images_per_s']:,.1f}" if step["images_per_s"] else MISSING,
+            _measure_rate(run, step["step"], walls),
             f"{step['bytes'] / 1e6:,.1f}",
             str(step["redone"]) if step["redone"] else MISSING,
         ]
@@ -100,6 +100,13 @@ def describe_steps(
     troubles = Counter(str(event["kind"]) for event in events if event["kind"] not in ROUTINE)
     text = ", ".join(f"{kind.replace('_', ' ')} {count} ×" for kind, count in sorted(troubles.items()))
     yield make("p", f"Events besides: {text or 'none'}.")
+
+
+def _measure_rate(run: RunFolder, step: str, walls: Mapping[str, float]) -> str:
+    """Images by second of wall time, of a step that works on images."""
+    commits = run.commits(step).committed().values()
+    images = sum(sum(commit.states.values()) for commit in commits)
+    return f"{images / walls[step]:,.1f}" if images and walls.get(step) else MISSING
 
 
 def measure_walls(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ckn_scale.config import load_settings
 from ckn_scale.errors import InputError
 from ckn_scale.pipeline import plan
 from ckn_scale.report.run_sections import measure_walls
+from ckn_scale.runs.estimate import Estimate, StepCost
 from ckn_scale.storage.run_folder import RunFolder
 
 
@@ -23,8 +25,10 @@ def run(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = tmp_path_factory.mktemp("report") / "run"
     shutil.copytree(reference, copied, ignore=shutil.ignore_patterns("samples", "nonces"))
     opened = RunFolder.open(str(copied))
-    steps = {"encode_images": {"seconds": 2.0, "stored_bytes": 1e6}}
-    opened.events.write("estimate", steps=steps, num_images=22, worker_memory_mb=400.0)
+    steps = {"encode_images": asdict(StepCost(2.0, 1e6))}
+    estimate = {"steps": steps, "num_images": 22, "worker_memory_mb": 400.0}
+    assert set(estimate) <= {one.name for one in fields(Estimate)}  # of which `plan` writes all
+    opened.events.write("estimate", **estimate)
     opened.events.flush()
     return copied
 
@@ -54,7 +58,7 @@ def test_steps_have_their_work_and_wall_time(page, run):
     assert row[1] == f"{len(commits)} of {len(commits)}"
     assert row[2] == f"{sum(commit.seconds for commit in commits.values()):,.1f}"
     assert float(row[3].replace(",", "")) >= float(row[2].replace(",", "")) - 0.1  # one process did all
-    assert float(row[4].replace(",", "")) > 0
+    assert float(row[4].replace(",", "")) == pytest.approx(22 / float(row[3].replace(",", "")), rel=0.05)
 
 
 def test_prediction_stands_beside_what_it_took(page):
