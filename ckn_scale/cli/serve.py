@@ -40,6 +40,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Web pages of https://host may ask (CORS). May be repeated."),
     ] = None,
+    uri_prefix: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Give out originals below it, and fetch URIs below it for the page. May be repeated.",
+        ),
+    ] = None,
     access_log: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A JSON line per request, without its image; - is stderr."),
@@ -69,6 +76,7 @@ def serve(
         "api_keys": _read_keys(api_key_file),
         "insecure": insecure,
         "allowed_origins": tuple(allow_origin or ()),
+        "uri_prefixes": tuple(uri_prefix or ()),
         "access_log": access_log,
         "on_ready": report,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
@@ -67,3 +68,15 @@ class MatchAnswer:
     score: float
     decision: Calibration  # what makes it a match
     timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+class PhaseClock:
+    """Milliseconds from one note to the next."""
+
+    def __init__(self) -> None:
+        self.spent_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def note(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.spent_ms[phase], self._last = 1e3 * (now - self._last), now

@@ -13,6 +13,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -53,6 +54,42 @@ def parse_search(
     fields |= parse_object(body)
     image = decode_image_text(fields.pop("image", None))
     return check_search(fields, max_k), image
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Searches of one version; those that cannot be read are errors already."""
+
+    queries: list[tuple[SearchFields, bytes] | ApiError]
+    version: int | None
+
+
+def parse_batch(body: bytes, content_type: str, max_k: int, max_batch: int) -> Batch:
+    media_type = media_type_of(content_type)
+    if media_type != "application/json":
+        raise unsupported(media_type, "application/json")
+    asked = parse_object(body)
+    queries = asked.pop("queries", None)
+    if not isinstance(queries, list) or not 1 <= len(queries) <= max_batch:
+        count = f"{len(queries)}" if isinstance(queries, list) else "none"
+        raise bad_request(f"queries must be a list of 1 to {max_batch} searches, got {count}")
+    checked = check_form(SearchFields, {name: asked[name] for name in asked if name == "version"})
+    if asked.keys() - {"version"}:
+        raise bad_request(f"a batch has queries and version, got also {sorted(asked.keys() - {'version'})}")
+    return Batch([_parse_query(query, max_k) for query in queries], checked.version)
+
+
+def _parse_query(query: Any, max_k: int) -> tuple[SearchFields, bytes] | ApiError:
+    try:
+        if not isinstance(query, dict):
+            raise bad_request(f"a query must be a JSON object, got {type(query).__name__}")
+        fields = dict(query)
+        image = decode_image_text(fields.pop("image", None))
+        if fields.get("version") is not None:
+            raise bad_request("version: a batch has one for all of its queries, beside them")
+        return check_search(fields, max_k), image
+    except ApiError as error:
+        return error
 
 
 def parse_match(body: bytes, content_type: str) -> tuple[bytes | int, bytes | int, Box | None]:

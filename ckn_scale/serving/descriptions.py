@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckn_scale.serving.forms import ErrorResponse, MatchRequest, SearchFields, SearchRequest
+from ckn_scale.serving.forms import (
+    BatchRequest,
+    ErrorResponse,
+    MatchRequest,
+    SearchFields,
+    SearchRequest,
+    UriRequest,
+)
 
 FILE = {"schema": {"type": "string", "format": "binary"}}
 JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": FILE}}}
@@ -17,7 +24,23 @@ def errors(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
 
 
 def describe_body(**content: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": content}}
+    return {
+        "requestBody": {"required": True, "content": {kind: _inline(one) for kind, one in content.items()}}
+    }
+
+
+def _inline(content: dict[str, Any]) -> dict[str, Any]:
+    """Definitions where they are used: OpenAPI has no `$defs` of its own below a body."""
+    schema = dict(content["schema"])
+    definitions = schema.pop("$defs", {})
+
+    def resolve(part: Any) -> Any:
+        if isinstance(part, dict):
+            name = str(part.get("$ref", "")).rpartition("/")[2]
+            return resolve(definitions[name]) if name else {key: resolve(one) for key, one in part.items()}
+        return [resolve(one) for one in part] if isinstance(part, list) else part
+
+    return {**content, "schema": resolve(schema)}
 
 
 def _form_schema() -> dict[str, Any]:
@@ -58,4 +81,11 @@ SEARCH_BODY = {
 }
 SIMILAR_FIELDS = {"parameters": _query_parameters("box")}
 MATCH_BODY = describe_body(**{"application/json": {"schema": MatchRequest.model_json_schema()}})
-PREVIEW_BODY = describe_body(**{"image/*": FILE, "application/octet-stream": FILE})
+BATCH_BODY = describe_body(**{"application/json": {"schema": BatchRequest.model_json_schema()}})
+PREVIEW_BODY = describe_body(
+    **{
+        "image/*": FILE,
+        "application/octet-stream": FILE,
+        "application/json": {"schema": UriRequest.model_json_schema()},
+    }
+)

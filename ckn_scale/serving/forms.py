@@ -86,6 +86,13 @@ class SearchRequest(SearchFields):
     image: str = Field(description="a JPEG, PNG, … file: base64, with or without newlines, or a data URL")
 
 
+class BatchRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    queries: list[SearchRequest] = Field(min_length=1, description="searches, all of one version")
+    version: int | None = Field(default=None, ge=1, le=MAX_ID, description="of all; as of a search")
+
+
 class MatchRequest(BaseModel):
     """`image` with `image_id` or `other`, or `image_id` with `other_id`."""
 
@@ -160,6 +167,24 @@ class SearchResponse(BaseModel):
     request_id: str
 
 
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+class BatchResponse(BaseModel):
+    version: int
+    results: list[SearchResponse | ErrorResponse] = Field(description="in the order of the queries")
+    timings_ms: dict[str, float]
+    request_id: str
+
+
 class MatchResponse(BaseModel):
     match: bool = Field(description="whether both show the same thing")
     score: float = Field(description="as of a hit")
@@ -199,6 +224,7 @@ class ExamplesResponse(BaseModel):
 
 class LimitsForm(BaseModel):
     max_k: int = Field(description="k and offset together are at most this")
+    max_batch: int = Field(description="queries of a batch")
     body_limit_bytes: int
     pixels: int = Field(description="of an image")
 
@@ -237,17 +263,6 @@ class ReadyResponse(BaseModel):
     version: int
     images: int
     not_ready: list[str]
-
-
-class ErrorBody(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    code: str
-    message: str
-
-
-class ErrorResponse(BaseModel):
-    error: ErrorBody
 
 
 def make_response(answer: SearchAnswer, timings_ms: Mapping[str, float], request_id: str) -> SearchResponse:

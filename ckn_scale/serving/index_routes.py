@@ -23,6 +23,7 @@ from ckn_scale.serving.forms import (
 from ckn_scale.serving.router import MAX_EXAMPLES, SearchRouter
 
 PAGE_FOLDER = Path(__file__).parent / "page"
+DOCS_FOLDER = Path(__file__).parent / "docs"
 
 
 def add_index_routes(app: FastAPI, router: SearchRouter) -> None:
@@ -32,7 +33,10 @@ def add_index_routes(app: FastAPI, router: SearchRouter) -> None:
         version, settings = router.version, router.settings
         summary = version.summary
         limits = LimitsForm(
-            max_k=settings.max_k, body_limit_bytes=settings.body_limit_bytes, pixels=summary.pixel_cap
+            max_k=settings.max_k,
+            max_batch=settings.max_batch,
+            body_limit_bytes=settings.body_limit_bytes,
+            pixels=summary.pixel_cap,
         )
         return IndexResponse(
             version=version.number,
@@ -43,7 +47,7 @@ def add_index_routes(app: FastAPI, router: SearchRouter) -> None:
             groups=len(version.group_rows),
             certificate=None if summary.certificate is None else dict(summary.certificate),
             can_verify=version.calibration is not None,
-            uri_prefixes=[],
+            uri_prefixes=list(settings.uri_prefixes),
             limits=limits,
         )
 
@@ -82,4 +86,9 @@ def add_pages(app: FastAPI) -> None:
     async def page() -> FileResponse:
         return FileResponse(PAGE_FOLDER / "index.html")
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> FileResponse:
+        return FileResponse(DOCS_FOLDER / "index.html")
+
+    app.mount("/docs", StaticFiles(directory=DOCS_FOLDER), name="docs")
     app.mount("/page", StaticFiles(directory=PAGE_FOLDER), name="page")

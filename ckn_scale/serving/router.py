@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from ckn_scale.core.evidence import SHORTLIST, QueryPoints
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.search.evidence import rank_best
 from ckn_scale.search.hits import IndexedImage
-from ckn_scale.serving.answers import MatchAnswer, Ranked, SearchAnswer, SearchOptions
+from ckn_scale.serving.answers import MatchAnswer, PhaseClock, Ranked, SearchAnswer, SearchOptions
 from ckn_scale.serving.expansion import expand
 from ckn_scale.serving.health import HungGroups
 from ckn_scale.serving.hit_copies import MOST_COMPARED, NUM_REFERENCES, find_copies, load_rows
@@ -92,7 +91,7 @@ class SearchRouter:
         """
         version = version or self.version  # pinned: a switch meanwhile does not touch this request
         _check_can_verify(version, options)
-        clock = _Clock()
+        clock = PhaseClock()
         encoded = await self._encode(version.number, data, box)
         clock.note("encode")
         return await self._answer(version, encoded, options, clock)
@@ -106,14 +105,14 @@ class SearchRouter:
         """
         version = version or self.version
         _check_can_verify(version, options)
-        clock = _Clock()
+        clock = PhaseClock()
         encoded = await self._load_query(version, image_id)
         clock.note("load")
         return await self._answer(version, encoded, options, clock, without=image_id)
 
     async def match(self, one: bytes | int, other: bytes | int, box: Box | None = None) -> MatchAnswer:
         """Two images beside each other, each a file's bytes or an indexed one's id; errors as of `search`."""
-        version, clock = self.version, _Clock()
+        version, clock = self.version, PhaseClock()
         if version.calibration is None:
             raise ApiError(400, "bad_request", "this index has no points to match images by")
         if isinstance(one, bytes) and isinstance(other, bytes):
@@ -143,7 +142,7 @@ class SearchRouter:
         version: ServedVersion,
         encoded: Encoded,
         options: SearchOptions,
-        clock: _Clock,
+        clock: PhaseClock,
         without: int | None = None,
     ) -> SearchAnswer:
         rounds = Rounds(self.ask_group, version, options.wanted, without)
@@ -311,18 +310,6 @@ class SearchRouter:
         except Exception as error:
             logger.warning("a part is not ready: %r", error)
             return False
-
-
-class _Clock:
-    """Milliseconds from one note to the next."""
-
-    def __init__(self) -> None:
-        self.spent_ms: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def note(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.spent_ms[phase], self._last = 1e3 * (now - self._last), now
 
 
 def _check_can_verify(version: ServedVersion, options: SearchOptions) -> None:

@@ -9,12 +9,30 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from ckn_scale.serving.answers import SearchAnswer
-from ckn_scale.serving.bodies import bad_request, check_search, parse_match, parse_search, parse_texts
-from ckn_scale.serving.descriptions import MATCH_BODY, SEARCH_BODY, SIMILAR_FIELDS, errors
-from ckn_scale.serving.forms import ImageId, MatchResponse, SearchResponse, make_match_response, make_response
-from ckn_scale.serving.limits import BodyReader
+from ckn_scale.serving.bodies import (
+    bad_request,
+    check_search,
+    parse_batch,
+    parse_match,
+    parse_search,
+    parse_texts,
+)
+from ckn_scale.serving.descriptions import BATCH_BODY, MATCH_BODY, SEARCH_BODY, SIMILAR_FIELDS, errors
+from ckn_scale.serving.forms import (
+    BatchResponse,
+    ErrorBody,
+    ErrorResponse,
+    ImageId,
+    MatchResponse,
+    SearchFields,
+    SearchResponse,
+    make_match_response,
+    make_response,
+)
+from ckn_scale.serving.limits import ApiError, BodyReader
+from ckn_scale.serving.messages import ServedVersion
 from ckn_scale.serving.queue import SearchQueue
-from ckn_scale.serving.request_record import note_answer, request_id
+from ckn_scale.serving.request_record import note_answer, note_searches, request_id
 from ckn_scale.serving.router import SearchRouter
 
 
@@ -40,6 +58,39 @@ def add_search_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, qu
             answer = await router.search(image, query.to_options(), query.box, version=version)
             turn.is_typical = not answer.partial
         return _respond(answer, started)
+
+    @app.post(
+        "/v1/search:batch",
+        responses=errors(400, 401, 404, 408, 413, 415, 429, 503),
+        openapi_extra=BATCH_BODY,
+        **options,
+    )
+    async def search_batch(request: Request) -> BatchResponse:
+        """Several searches at once, answered from one version; one that fails is an error in its place."""
+        started, settings = time.perf_counter(), router.settings
+        queue.check_free()
+        body = await bodies.read(request.receive, request.headers.get("content-length"))
+        kind = request.headers.get("content-type", "")
+        batch = await asyncio.to_thread(parse_batch, body, kind, settings.max_k, settings.max_batch)
+        version = router.pin(batch.version)
+        note_searches(len(batch.queries))
+        with queue.take(len(batch.queries)):
+            # As many at once as keep the encoders busy: each has its own time limit.
+            turns = asyncio.Semaphore(2 * settings.encoder_replicas * settings.encoder_threads)
+            results = await asyncio.gather(
+                *(_search_one(router, version, one, turns) for one in batch.queries)
+            )
+        answers = [one for one in results if isinstance(one, SearchResponse)]
+        timings_ms = {"total": round(1e3 * (time.perf_counter() - started), 2)}
+        note_answer(
+            version=version.number,
+            timings_ms={},
+            partial=any(one.partial for one in answers),
+            coverage=min((one.coverage for one in answers), default=1.0),
+        )
+        return BatchResponse(
+            version=version.number, results=results, timings_ms=timings_ms, request_id=request_id()
+        )
 
     @app.get(
         "/v1/similar/{image_id}",
@@ -78,6 +129,26 @@ def add_search_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, qu
         note_answer(version=answer.version, timings_ms=answer.timings_ms, found=answer.match)
         timings_ms = {**answer.timings_ms, "total": 1e3 * (time.perf_counter() - started)}
         return make_match_response(answer, timings_ms, request_id())
+
+
+async def _search_one(
+    router: SearchRouter,
+    version: ServedVersion,
+    query: tuple[SearchFields, bytes] | ApiError,
+    turns: asyncio.Semaphore,
+) -> SearchResponse | ErrorResponse:
+    """One query of a batch."""
+    try:
+        if isinstance(query, ApiError):
+            raise query
+        fields, image = query
+        async with turns:
+            started = time.perf_counter()
+            answer = await router.search(image, fields.to_options(), fields.box, version=version)
+        total_ms = 1e3 * (time.perf_counter() - started)
+        return make_response(answer, {**answer.timings_ms, "total": total_ms}, request_id())
+    except ApiError as error:
+        return ErrorResponse(error=ErrorBody(**error.body))
 
 
 def _respond(answer: SearchAnswer, started: float) -> SearchResponse:

@@ -23,6 +23,8 @@ class ServeSettings(BaseModel):
 
     # Answers
     max_k: int = Field(default=1000, ge=1)
+    max_batch: int = Field(default=32, ge=1)  # queries of one batch
+    uri_prefixes: tuple[str, ...] = ()  # below which originals and URIs of clients are fetched; none: nothing
     encode_timeout_s: float = Field(default=30.0, gt=0)
     query_timeout_s: float = Field(default=10.0, gt=0)  # to decode a query's image; its process is ended then
     shard_timeout_s: float = Field(default=5.0, gt=0)  # a slower group is left out of the answer
@@ -67,3 +69,13 @@ class ServeSettings(BaseModel):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError("an origin is https://host or https://host:port, or *")
         return origins
+
+    @field_validator("uri_prefixes")
+    @classmethod
+    def _check_prefixes(cls, prefixes: tuple[str, ...]) -> tuple[str, ...]:
+        for prefix in prefixes:
+            protocol, separator, rest = prefix.partition("://")
+            is_url = bool(separator and rest.strip("/")) and protocol.lower() not in ("file", "local")
+            if "::" in prefix or not (is_url or prefix.startswith("/")):
+                raise ValueError("a prefix is an absolute path, or a URL such as s3://bucket/photos/")
+        return prefixes

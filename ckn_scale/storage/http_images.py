@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from fsspec.asyn import get_loop
 
 from ckn_scale import __version__
@@ -47,8 +49,16 @@ def is_http(uri: str) -> bool:
 class HttpImages:
     """Fetches for one shard: keeps connections, and remembers hosts that are dead. Safe in threads."""
 
-    def __init__(self, policy: HttpPolicy | None = None) -> None:
+    def __init__(
+        self,
+        policy: HttpPolicy | None = None,
+        *,
+        check_url: Callable[[str], None] = lambda url: None,
+        resolver: Callable[[], AbstractResolver] | None = None,
+    ) -> None:
+        """`check_url` may refuse a URL and each that it redirects to, `resolver` what a name stands for."""
         self.policy = policy or HttpPolicy()
+        self._check_url, self._resolver = check_url, resolver
         self._dead: dict[str, str] = {}  # host → why
         self._answered: set[str] = set()  # hosts that answered something
         self._session: aiohttp.ClientSession | None = None
@@ -110,6 +120,7 @@ class HttpImages:
         """The body behind `url` and its redirects, each of which must lead to http(s) again."""
         at = url
         for _ in range(self.policy.max_redirects + 1):
+            self._check_url(at)
             self.check_host(at)
             try:
                 found = await self._read_once(at, url)
@@ -159,12 +170,13 @@ class HttpImages:
                 total=None, connect=self.policy.connect_s, sock_read=self.policy.silence_s
             )
             headers = {"User-Agent": f"ckn-scale/{__version__}", "Accept": "image/*, */*;q=0.1"}
+            # No limit of connections here: `_turns` counts, per host.
             self._session = aiohttp.ClientSession(
                 timeout=timeout,
                 headers=headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(limit=0),  # `_turns` counts, per host
-                trust_env=True,  # a proxy, where the machine has one
+                connector=aiohttp.TCPConnector(limit=0, resolver=self._resolver and self._resolver()),
+                trust_env=self._resolver is None,  # a proxy, where the machine has one, resolves by itself
             )
         return self._session
 

@@ -24,7 +24,7 @@ from ckn_scale.storage.input_files import InputFile, expand_glob, find_files, is
 from ckn_scale.storage.local_files import NotRegularFile
 from ckn_scale.storage.retries import RetryPolicy, call_with_retries
 
-__all__ = ["IMAGE_EXTENSIONS", "ImageRef", "image_exists", "list_images", "read_image"]
+__all__ = ["IMAGE_EXTENSIONS", "ImageRef", "image_exists", "list_images", "read_image", "split_container"]
 
 # The first `.tar#` ends the container's name: what a member is called never leads to another file.
 _CONTAINER = re.compile(r"(?P<file>.+?\.(?P<kind>tar|parquet|pq))#(?P<member>.+)", re.IGNORECASE | re.DOTALL)
@@ -88,10 +88,15 @@ def _read_http(uri: str, etag: str, http: HttpImages) -> bytes:
         raise ImageRejected(state, f"{uri} was answered with HTTP {status}") from error
 
 
+def split_container(uri: str) -> str:
+    """The file that an image lies in: itself, or the archive or table that it is a member of."""
+    match = _CONTAINER.fullmatch(uri)
+    return match["file"] if match else uri
+
+
 def image_exists(uri: str) -> bool:
     """Whether the image's file is there, or the archive or table it lies in; nothing is opened."""
-    match = _CONTAINER.fullmatch(uri)
-    return stat_input(match["file"] if match else uri) is not None
+    return stat_input(split_container(uri)) is not None
 
 
 def _read_once(uri: str, etag: str) -> bytes:

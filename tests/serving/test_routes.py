@@ -6,6 +6,8 @@ import asyncio
 import base64
 import io
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -302,7 +304,7 @@ def test_the_index_describes_itself(call, index):
     body = call("GET", "/v1/index").json()
     certificate = body.pop("certificate")
     assert certificate["queries"] > 0
-    limits = {"max_k": 1000, "body_limit_bytes": 16 * 2**20, "pixels": 100_000_000}
+    limits = {"max_k": 1000, "max_batch": 32, "body_limit_bytes": 16 * 2**20, "pixels": 100_000_000}
     assert body == {
         "version": 1,
         "images": 16,
@@ -387,6 +389,100 @@ def test_what_is_no_image_has_no_preview(call):
     assert assert_error(answer, 422, "image_rejected")["state"] == "unsupported"
     answer = call("POST", "/v1/preview", content=b"{}", headers={"content-type": "text/html"})
     assert_error(answer, 415, "unsupported_media_type", "text/html")
+
+
+def test_a_batch_answers_each_query_in_its_place(call):
+    fields = {"image": as_text(photo_file(view="tilt")), "k": 3}
+    single = without_times(call("POST", "/v1/search", json=fields))
+    queries = [
+        fields,
+        {"image": "!!"},
+        {**fields, "k": 5000},
+        {"image": "YWJj"},
+        {**fields, "verify": False},
+        7,
+    ]
+    body = call("POST", "/v1/search:batch", json={"queries": queries, "version": 1}).json()
+    assert (body["version"], len(body["results"])) == (1, 6)
+    first, *others = body["results"]
+    assert {name: first[name] for name in single} == single
+    codes = ["bad_request", "bad_request", "image_rejected", None, "bad_request"]
+    assert [one.get("error", {}).get("code") for one in others] == codes
+    assert "found" not in others[3]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 400, "queries must be a list of 1 to 2"),
+        ({"queries": []}, 400, "queries must be a list of 1 to 2"),
+        ({"queries": [{}, {}, {}]}, 400, "got 3"),
+        ({"queries": [{}], "k": 3}, 400, "got also ['k']"),
+        ({"queries": [{}], "version": 9}, 404, "version 9"),
+        ({"queries": [{}], "version": "x"}, 400, "version"),
+    ],
+)
+def test_a_batch_says_what_is_wrong(call, body, status, words):
+    answer = call("POST", "/v1/search:batch", json=body, settings={"max_batch": 2})
+    assert_error(answer, status, "not_found" if status == 404 else "bad_request", words)
+
+
+def test_a_query_of_a_batch_has_no_version_of_its_own(call):
+    queries = [{"image": IMAGE, "version": 1}]
+    body = call("POST", "/v1/search:batch", json={"queries": queries}).json()
+    assert "a batch has one for all" in body["results"][0]["error"]["message"]
+    answer = call("POST", "/v1/search:batch", content=b"x", headers=JPEG)
+    assert_error(answer, 415, "unsupported_media_type", "application/json")
+
+
+def test_originals_are_given_out_below_listed_prefixes_only(call, index):
+    uri = index.shards.look_up(3).uri
+    folder, name = uri.rsplit("/", 1)
+    assert_error(call("GET", "/v1/images/3/original"), 403, "forbidden")
+    for prefix in (folder, f"{folder}/"):
+        allowed = {"uri_prefixes": (prefix,)}
+        answer = call("GET", "/v1/images/3/original", settings=allowed)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+        assert answer.content == Path(uri).read_bytes()
+        assert call("GET", "/v1/images/3", settings=allowed).json()["original"]
+        assert call("GET", "/v1/index", settings=allowed).json()["uri_prefixes"] == [prefix]
+    for prefix in (folder[:-1], f"{folder}/{name[:3]}", "s3://bucket/", "http://127.0.0.1/"):
+        assert_error(
+            call("GET", "/v1/images/3/original", settings={"uri_prefixes": (prefix,)}), 403, "forbidden"
+        )
+    assert_error(call("GET", "/v1/images/99/original", settings=allowed), 404, "not_found", "no image 99")
+
+
+def test_a_uri_is_previewed_where_it_may_be_fetched(call, index):
+    uri = index.shards.look_up(3).uri
+    allowed = {"uri_prefixes": (uri.rsplit("/", 1)[0],)}
+    answer = call("POST", "/v1/preview", json={"uri": uri}, settings=allowed)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+    assert_error(call("POST", "/v1/preview", json={"uri": uri}), 403, "forbidden")
+    missing = f"{uri}.gone"
+    assert_error(call("POST", "/v1/preview", json={"uri": missing}, settings=allowed), 404, "not_found")
+    assert_error(call("POST", "/v1/preview", json={"url": uri}, settings=allowed), 400, "bad_request", "uri")
+
+
+def test_the_documentation_is_a_page_of_our_own(call):
+    page = call("GET", "/docs")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for path in ("/docs", "/docs/docs.js", "/docs/docs.css"):
+        answer = call("GET", path)
+        assert answer.status_code == 200
+        assert "://" not in answer.text
+
+
+def test_the_description_names_every_route_and_resolves(call):
+    described = call("GET", "/openapi.json").json()
+    assert {
+        "/v1/search", "/v1/search:batch", "/v1/similar/{image_id}", "/v1/match", "/v1/images/{image_id}",
+        "/v1/images/{image_id}/thumbnail", "/v1/images/{image_id}/original", "/v1/preview", "/v1/examples",
+        "/v1/index", "/v1/versions", "/healthz", "/readyz",
+    } <= described["paths"].keys()  # fmt: skip
+    assert "$defs" not in json.dumps(described)
+    for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)):
+        assert name in described["components"]["schemas"]
 
 
 def test_answering_reads_nothing_from_the_store(call, index, monkeypatch):
