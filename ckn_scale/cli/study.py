@@ -85,6 +85,7 @@ def study(
             seeds=range(seeds),
             workers=count_workers(workers, settings.numerics.device),
             num_photos=photos,
+            weights=options.weights or [],
         )
         bench.check()
         rows = run_study(chosen, bench, [one.strip() for one in names], out)

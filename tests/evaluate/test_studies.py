@@ -14,7 +14,7 @@ from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.studies import measure
 from ckn_scale.evaluate.studies.declared import STUDIES, Variant
-from ckn_scale.evaluate.studies.measure import Bench
+from ckn_scale.evaluate.studies.measure import Bench, run_study
 from ckn_scale.evaluate.studies.present import arrange, draw_study, format_study
 from ckn_scale.evaluate.studies.rendered import CHANGES, change_photo
 
@@ -120,6 +120,17 @@ def test_homography_of_a_change_leads_to_its_pixels(kind):
     )
     there = changed[round(y / w), round(x / w)].astype(int)
     assert np.abs(there - expected[50, 60]).max() <= 12
+
+
+def test_other_weights_are_measured_again(bench, tmp_path, monkeypatch):
+    """The name of their file does not count, what is in it does."""
+    weights, calls = tmp_path / "weights", []
+    bench = replace(bench, weights=[f"tfeat={weights}"])
+    monkeypatch.setattr(Bench, "measure", lambda *call: calls.append(call) or (0.5, 0.0))
+    for content in (b"one", b"one", b"two"):
+        weights.write_bytes(content)
+        run_study(STUDIES["supervision"], bench, ["sift"], tmp_path)
+    assert len(calls) == 2
 
 
 def test_wrong_protocol_is_one_sentence(groups, run, tmp_path):

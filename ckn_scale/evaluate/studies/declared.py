@@ -140,7 +140,7 @@ STUDIES = {
             "supervision",
             "unsupervised, surrogate and supervised descriptors",
             vary_supervision,
-            "sift,rootsift,ckn-grad,ckn-white,philippnet,philippnet-rome,siam",
+            "sift,rootsift,ckn-grad,ckn-white,philippnet,deepcompare-siam,alexnet-conv3",
         ),
         Study("robustness", "blur, light, turn and scale", vary_changes, f"rootsift,{BOTH}", ("photos",)),
     )

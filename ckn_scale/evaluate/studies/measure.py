@@ -24,6 +24,7 @@ from ckn_scale.evaluate.scenes import read_scenes
 from ckn_scale.evaluate.studies.declared import Study, Variant
 from ckn_scale.evaluate.studies.rendered import choose_photos, render_pairs
 from ckn_scale.evaluate.training_images import Progress, find_images
+from ckn_scale.storage.input_files import read_input
 
 Load = Callable[..., Settings]  # overrides as `--set` takes them; a preset by its name
 
@@ -41,6 +42,7 @@ class Bench:
     seeds: Sequence[int] = (0, 1, 2)
     workers: int = 1
     num_photos: int = 8  # of rendered pairs
+    weights: Sequence[str] = ()  # files of networks, as --weights takes them
 
     def check(self) -> None:
         """InputError when the data are not what the protocol says, before hours of work."""
@@ -67,6 +69,10 @@ class Bench:
             return self._find_views(requests, settings), 0.0
         return self._find_images(requests, settings, variant)
 
+    def read_weights(self) -> list[bytes]:
+        """What figures depend on besides settings and code."""
+        return [read_input(one.rpartition("=")[2]) for one in self.weights]
+
     def resolve(self, variant: Variant) -> tuple[Settings, list[Request]]:
         """Settings with those of the variant, and its descriptor; SettingsError for what cannot be set."""
         plain = self.load()
@@ -75,7 +81,7 @@ class Bench:
         def load(preset: str | None = None) -> Settings:
             return self.load(*overrides) if preset is None else self.load(preset=preset)
 
-        return load(), parse_requests(variant.descriptor, load)
+        return load(), parse_requests(variant.descriptor, load, self.weights)
 
     def _match(self, data: Path, requests: list[Request], settings: Settings, variant: Variant) -> float:
         train = find_images(self.train_images)
@@ -147,8 +153,9 @@ def _measure_once(bench: Bench, variant: Variant, folder: Path) -> dict[str, Any
     row: dict[str, Any] = asdict(variant)
     try:
         settings = bench.resolve(variant)[0].model_dump(mode="json")
-        about = (bench.protocol, str(bench.data.absolute()), str(bench.train_images.absolute()))
-        key = make_key("study", hash_code(), row, settings, *about, list(bench.seeds), bench.num_photos)
+        about: list[Any] = [bench.protocol, str(bench.data.absolute()), str(bench.train_images.absolute())]
+        about += [list(bench.seeds), bench.num_photos, *bench.read_weights()]
+        key = make_key("study", hash_code(), row, settings, *about)
         kept = folder / "variants" / f"{key}.json"
         if kept.is_file():
             found: dict[str, Any] = json.loads(kept.read_text())
