@@ -29,7 +29,7 @@ Figures = dict[str, float]  # the first says which smoothing is best, larger is 
 class CutCell:
     """One descriptor at one smoothing."""
 
-    smoothing_px: float
+    smoothing_px: float | None  # none: the descriptor's own
     figures: Figures
     dim: int
     train_seconds: float
@@ -39,7 +39,7 @@ class CutCell:
 def measure_cut_patches(
     patch_set: PatchPairs | PatchViews,
     requests: Sequence[Request],
-    smoothings_px: Sequence[float],
+    smoothings_px: Sequence[float | None],
     source: PatchSource,
     cache: ContentCache,
     on_progress: Progress,

@@ -26,7 +26,7 @@ class Cell:
     """One descriptor at one place of the grid."""
 
     region: float
-    smoothing_px: float
+    smoothing_px: float | None  # none: the descriptor's own
     scores: dict[tuple[str, int], PairScore]  # by scene and number of the second image
     dim: int
     train_seconds: float
@@ -63,7 +63,9 @@ class PatchTable:
     detected: dict[ImageFile, Detected] = field(default_factory=dict)
     truths: dict[tuple[str, int], PairTruth] = field(default_factory=dict)
 
-    def measure(self, regions: Sequence[float], smoothings_px: Sequence[float]) -> dict[str, list[Cell]]:
+    def measure(
+        self, regions: Sequence[float], smoothings_px: Sequence[float | None]
+    ) -> dict[str, list[Cell]]:
         """Every request at every place of the grid."""
         self._detect()
         cells: dict[str, list[Cell]] = {request.name: [] for request in self.requests}
@@ -96,7 +98,7 @@ class PatchTable:
             self.on_progress("scenes", done + 1, len(self.scenes))
 
     def _describe_all(
-        self, region: float, smoothing_px: float, training: TrainingPatches
+        self, region: float, smoothing_px: float | None, training: TrainingPatches
     ) -> dict[str, Described]:
         reader, described = self._scene_reader().with_region(region), {}
         for member in list_members(self.requests):
@@ -105,10 +107,13 @@ class PatchTable:
             done = {file: describe_regions(reader, file, keyed) for file in self.detected}
             rows = {file: one for file, (one, _) in done.items()}
             described[member.label] = Described(rows, keyed, sum(seconds for _, seconds in done.values()))
-            self.on_progress(f"region {region:g}, smoothing {smoothing_px:g}", len(described), 0)
+            smoothing = "own" if smoothing_px is None else f"{smoothing_px:g}"
+            self.on_progress(f"region {region:g}, smoothing {smoothing}", len(described), 0)
         return described
 
-    def _score(self, request: Request, place: tuple[float, float], described: dict[str, Described]) -> Cell:
+    def _score(
+        self, request: Request, place: tuple[float, float | None], described: dict[str, Described]
+    ) -> Cell:
         members = [described[member.label] for member in request.members]
         scores = {}
         for scene in self.scenes:

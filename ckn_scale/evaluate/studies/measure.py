@@ -87,12 +87,12 @@ class Bench:
         train = find_images(self.train_images)
         table = PatchTable(read_scenes(data), requests, settings, train, self.cache, self.on_progress)
         region = settings.patches.region if variant.region is None else variant.region
-        return choose_best(table.measure([region], [0.0])[requests[0].name]).mean_ap
+        return choose_best(table.measure([region], [None])[requests[0].name]).mean_ap
 
     def _find_views(self, requests: list[Request], settings: Settings) -> float:
         views = read_views(self.data)
         source = make_source(views, self.train_images, settings, self.cache, self.on_progress)
-        cells = measure_cut_patches(views, requests, [0.0], source, self.cache, self.on_progress)
+        cells = measure_cut_patches(views, requests, [None], source, self.cache, self.on_progress)
         return cells[requests[0].name][0].figures["map"]
 
     def _find_images(
