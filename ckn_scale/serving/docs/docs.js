@@ -15,6 +15,7 @@ function typeOf(schema, all) {
   if (schema.$ref) return typeOf(resolve(schema, all), all);
   if (schema.anyOf) return schema.anyOf.map((one) => typeOf(one, all)).join(" or ");
   if (schema.const !== undefined) return JSON.stringify(schema.const);
+  if (schema.prefixItems) return `list of ${schema.prefixItems.length}: ${typeOf(schema.prefixItems[0], all)}`;
   if (schema.type === "array") return `list of ${typeOf(schema.items || {}, all)}`;
   if (schema.format === "binary") return "file";
   return schema.type || "anything";
