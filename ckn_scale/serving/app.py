@@ -156,7 +156,8 @@ def _check_settings(values: Mapping[str, Any]) -> ServeSettings:
 
 def local_resources(num_cores: int | None = None) -> dict[str, Any]:
     """Defaults for one machine: its cores are shared, so Ray counts none, and the threads are what is set."""
-    cores = num_cores or len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS
+    cores = num_cores or allowed or 1
     replicas = -(-cores // THREADS_PER_ENCODER)
     return {
         "ingress_cpus": 0,
