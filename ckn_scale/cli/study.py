@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from ckn_scale.cli.evaluate import EvaluateOptions, count_workers
 from ckn_scale.cli.output import announce
 from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
+
+if TYPE_CHECKING:
+    from ckn_scale.evaluate.studies.declared import Study
 
 NAMES = Literal[
     "network", "projection", "dense", "crop", "gravity", "context", "training", "supervision", "robustness"
@@ -62,18 +65,33 @@ def study(
     if protocol not in chosen.protocols:
         raise InputError(f"the study {name} takes --protocol {' or '.join(chosen.protocols)}, got {protocol}")
     prepare_folder(out, name)
-    overrides = [] if options.detector is None else [f'keypoints.detector="{options.detector}"']
-    settings = options.load(*overrides)
     announce(f"study {name}: {chosen.question}")
+    names = [one.strip() for one in (descriptors or chosen.descriptors).split(",")]
+    measured = {"seeds": range(seeds), "num_photos": photos}
+    write_study(chosen, data, out, protocol, names, options, workers, measured)
+
+
+def write_study(
+    chosen: Study,
+    data: Path,
+    out: Path,
+    protocol: str,
+    descriptors: list[str],
+    options: EvaluateOptions,
+    workers: int | None,
+    measured: dict[str, Any],
+) -> None:
+    """Measure, print, and write the three files; InputError when nothing could be measured."""
     from ckn_scale.core.numerics import set_compute_threads
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.machine import describe_machine
     from ckn_scale.evaluate.report import write_file, write_json
     from ckn_scale.evaluate.studies.measure import Bench, run_study
-    from ckn_scale.evaluate.studies.present import draw_study, format_study
+    from ckn_scale.evaluate.studies.present import draw_study, encode_png, format_study
 
+    overrides = [] if options.detector is None else [f'keypoints.detector="{options.detector}"']
+    settings, started = options.load(*overrides), time.monotonic()
     set_compute_threads(settings.numerics.threads)
-    started, names = time.monotonic(), (descriptors or chosen.descriptors).split(",")
     with ProgressDisplay() as display:
         bench = Bench(
             protocol,
@@ -82,36 +100,29 @@ def study(
             lambda *more, preset=None: options.load(*overrides, *more, preset=preset),
             ContentCache(options.cache, int(options.cache_gb * 1e9)),
             display.show_count,
-            seeds=range(seeds),
             workers=count_workers(workers, settings.numerics.device),
-            num_photos=photos,
             weights=options.weights or [],
+            **measured,
         )
         bench.check()
-        rows = run_study(chosen, bench, [one.strip() for one in names], out)
+        rows = run_study(chosen, bench, descriptors, out)
     unit = "score of 4" if protocol == "ukbench" else "mAP in points"
     text = format_study(chosen.question, unit, rows)
     print(text)
     if all(row["figure"] is None for row in rows):
         raise InputError(f"nothing could be measured: {rows[0]['reason']}")
-    write_file(out / "study.txt", f"{text}\n".encode())
-    content = {
-        "study": name,
+    about: dict[str, Any] = {
+        "study": chosen.name,
         "question": chosen.question,
         "protocol": protocol,
         "unit": unit,
-        "data": str(data.absolute()),
-        "trained_on": str(options.train_images or data),
-        "rows": rows,
-        "seconds": round(time.monotonic() - started, 1),
-        "machine": describe_machine(),
-        "settings": settings.model_dump(mode="json"),
     }
+    about |= {"data": str(data.absolute()), "trained_on": str(options.train_images or data), "rows": rows}
+    about |= {"seconds": round(time.monotonic() - started, 1), "machine": describe_machine()}
+    content = {**about, "settings": settings.model_dump(mode="json")}
+    write_file(out / "study.txt", f"{text}\n".encode())
     write_json(options.json_file or out / "study.json", content)
-    import cv2
-
-    picture = draw_study(chosen.question, unit, rows)
-    write_file(out / "study.png", cv2.imencode(".png", picture[..., ::-1])[1].tobytes())
+    write_file(out / "study.png", encode_png(draw_study(chosen.question, unit, rows)))
 
 
 def prepare_folder(out: Path, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 
 from ckn_scale.evaluate.pictures.canvas import add_caption
@@ -70,6 +71,10 @@ def draw_study(question: str, unit: str, rows: Sequence[Row]) -> np.ndarray:
         panels, y_label=unit, y_limits=(low - margin, high + margin), columns=PANELS_PER_ROW
     )
     return add_caption(picture, question.replace("×", "by").replace("α", "alpha"))
+
+
+def encode_png(picture: np.ndarray) -> bytes:
+    return cv2.imencode(".png", picture[..., ::-1])[1].tobytes()
 
 
 def _make_panels(rows: Sequence[Row], factor: float) -> Iterator[Panel]:
