@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -11,7 +12,7 @@ import typer
 
 from ckn_scale.cli.options import AsJson
 from ckn_scale.cli.output import announce, print_json
-from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.errors import CknScaleError, ImageRejected, InputError
 
 if TYPE_CHECKING:
     from ckn_scale.client import Answer, Client
@@ -184,15 +185,27 @@ def _ask_server(
 
     found = Found(None, [], None)
     with Client(url, key=read_key(api_key_file)) as client:
-        answers = [_search_one(client, image, k, box, options) for image in images]
+        answers = _search_all(client, images, k, box, options)
     for image, answer in zip(images, answers, strict=True):
         if isinstance(answer, Answer):
             found.results.append(_describe_answer(image, answer))
             found.version, found.decision = answer.version, answer.decision
-        else:
+        elif isinstance(answer, ImageRejected):
             error = {"state": answer.state, "reason": answer.reason}
             found.results.append({"query": image, "hits": [], "error": error})
+        else:
+            raise answer
     return found
+
+
+def _search_all(
+    client: Client, queries: list[str | int], k: int, box: list[float] | None, options: dict[str, Any]
+) -> Sequence[Answer | CknScaleError]:
+    """Files together where there are several; a box goes with one."""
+    files = [query for query in queries if isinstance(query, str)]
+    if len(files) > 1 and len(files) == len(queries):
+        return client.search_batch(files, k, **options)
+    return [_search_one(client, query, k, box, options) for query in queries]
 
 
 def _search_one(

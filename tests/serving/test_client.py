@@ -145,6 +145,28 @@ def test_indexed_images_ask_as_well_and_two_images_are_compared(client, photo_ru
         client.match(hit.image_id, view)
 
 
+def test_a_batch_is_answered_in_order_from_one_version(client, tmp_path, monkeypatch):
+    monkeypatch.setattr("ckn_scale.client.calls.BATCH_IMAGES", 2)
+    views = [query_view(photo) for photo in ("coffee", "astronaut", "rocket")]
+    images = [views[0], b"no image", tmp_path / "nowhere.jpg", *views[1:]]
+    first, broken, missing, *others = client.search_batch(images, k=2, verify=False)
+    for answer, view in zip((first, *others), views, strict=True):
+        assert answer.hits == client.search(view, k=2, verify=False).hits
+        assert answer.version == first.version
+    assert isinstance(broken, ckn_scale.ImageRejected)
+    assert (broken.state, missing.state) == ("unsupported", "missing")
+    assert client.search_batch([]) == []
+    with pytest.raises(ckn_scale.NotFound, match="version 99"):
+        client.search_batch(views, version=99)
+    (refused,) = client.search_batch(views[:1], k=5000)
+    assert isinstance(refused, ckn_scale.InputError)
+
+
+def test_an_original_that_is_not_given_away_is_refused(client):
+    with pytest.raises((ckn_scale.AccessDenied, ckn_scale.NotFound)):
+        client.original(0)
+
+
 def test_a_thumbnail_is_a_jpeg(client):
     assert max(Image.open(io.BytesIO(client.thumbnail(0))).size) <= 96
 
@@ -161,6 +183,8 @@ def test_the_async_client_asks_beside_each_other(local_server):
             assert (await client.image(found)).uri == answers[0][0].uri
             assert (await client.index()).version == (await client.versions()).current
             assert len(await client.similar(found, k=2)) == 2
+            (batched,) = await client.search_batch([query_view("coffee")], k=1)
+            assert batched.hits == answers[0].hits
             assert (await client.preview(query_view("coffee")))[:2] == b"\xff\xd8"
             with pytest.raises(ckn_scale.ImageRejected):
                 await client.search(b"no image")
@@ -295,6 +319,10 @@ def test_the_command_asks_a_server_as_it_asks_a_run(local_server, photo_run, tmp
     refused = run_search(local_server.url, view, env=user_env)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("ckn-scale: this server needs a key")
+    both = run_search(local_server.url, view, broken, "-k", "3", "--json", *keyed, env=user_env)
+    assert both.returncode == 1
+    assert json.loads(both.stdout)["results"][0] == json.loads(there.stdout)["results"][0]
+    assert json.loads(both.stdout)["results"][1]["error"]["state"] in ("truncated", "corrupt")
     bad = run_search(local_server.url, broken, env=user_env, CKN_SCALE_API_KEY=KEY)
     assert bad.returncode == 1
     assert "truncated" in bad.stdout or "corrupt" in bad.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 
 import pytest
-from test_api import assert_error, with_server
+from test_api import IMAGE, assert_error, with_server
 
 from ckn_scale.errors import InputError, SettingsError
 from ckn_scale.serving import keys as api_keys
@@ -130,8 +130,12 @@ def test_searches_count_for_a_rate_and_thumbnails_do_not():
         thumbnail = await server.client.get("/v1/images/10/thumbnail", headers=bearer("slow"))
         assert thumbnail.status_code == 200
         assert (await server.search(headers=bearer("free"))).status_code == 200
+        batch = {"queries": 3 * [{"image": IMAGE}]}
+        asked = await server.client.post("/v1/search:batch", json=batch, headers=bearer("three"))
+        assert len(asked.json()["results"]) == 3
+        assert (await server.search(headers=bearer("three"))).status_code == 429
 
-    with_server(check, require_keys=True, keys=parse_keys(["slow rate=1/h", "free"]))
+    with_server(check, require_keys=True, keys=parse_keys(["slow rate=1/h", "three rate=3/h", "free"]))
 
 
 def test_lines_of_a_key_file():
