@@ -123,13 +123,14 @@ def test_commands_of_a_document_are_accepted(document):
     check_scripts(document)
 
 
-def test_options_that_the_readme_names_exist():
-    spans = [span for span in read_spans(README) if span.startswith("--")]
-    assert len(spans) >= 5
+@pytest.mark.parametrize("document", [README, ROOT / "ckn_scale/GUIDE.md"], ids=lambda path: path.stem)
+def test_options_that_a_document_names_exist(document):
+    spans = [span for span in read_spans(document) if span.startswith("--")]
+    assert len(spans) >= 3
     for span in spans:
         assert named_options(span.split()) <= options_of_all(), span
         check_settings(span.split())
-    comments = re.findall(r"#.*", read_blocks(README))
+    comments = re.findall(r"#.*", read_blocks(document))
     assert named_options(re.findall(r"--[a-z-]+", " ".join(comments))) <= options_of_all()
 
 

@@ -43,11 +43,20 @@ def test_readme_names_the_presets_there_are():
     assert all(f"`{preset}`" in README for preset in list_presets())
 
 
-def test_readme_links_exist():
-    links = re.findall(r"\]\(([^)]+)\)", README)
+@pytest.mark.parametrize("document", ["README.md", "ckn_scale/GUIDE.md"])
+def test_links_of_a_document_exist(document):
+    path = ROOT / document
+    text = path.read_text()
+    titles = [re.sub(r"[^\w -]", "", title).lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    links = re.findall(r"\]\(([^)]+)\)", text)
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        file, _, section = link.partition("#")
+        assert (path.parent / file).exists() if file else section.replace("-", " ") in spaced(titles), link
+
+
+def spaced(titles: list[str]) -> list[str]:
+    return [title.replace("-", " ") for title in titles]
 
 
 def test_readme_tree_is_the_tree():
