@@ -108,7 +108,8 @@ def ask(folder: Path) -> dict[str, Any]:
     begun = time.process_time()
     expected = [plain.find(query[None], SHORTLIST) for query in queries]
     plain_ms = 1e3 * (time.process_time() - begun) / len(queries)
-    found = group.find(queries, K)[1][:, 0]
+    listed = group.find(queries, SHORTLIST)[1]
+    found = listed[:, 0]
     right = np.array([ids[0, 0] for _, ids in expected]) == places
     predicted = predict_memory(manifest.rows, 128)
     result = {
@@ -120,6 +121,7 @@ def ask(folder: Path) -> dict[str, Any]:
         "plain_first": int(right.sum()),
         "queries": len(queries),
         "kept": float(np.mean(found[right] == places[right])),
+        "on_shortlist": float(np.mean((listed == places[:, None]).any(axis=1))),
         "memory_bytes": memory.bytes,
         "predicted_to_actual": predicted / max(1, memory.bytes),
     }
@@ -278,6 +280,8 @@ def draw(measured: list[dict[str, Any]], fitted: list[dict[str, Any]], path: Pat
 
 def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     sources = draw_sources(64) if options.run is None else read_sources(options.run, options.queries)
+    if options.no_points:
+        sources = replace(sources, records=None, planted_records=None, points=None)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, tempfile.TemporaryDirectory() as cache:
         one = write_index(Path(folder), rows, sources)
         one |= run_apart(cache, "--ask", folder)
@@ -292,6 +296,7 @@ def main() -> None:
     parser.add_argument("--run", help="a published run whose images rows are made of")
     parser.add_argument("--queries", type=int, default=100, help="of RUN, at most")
     parser.add_argument("--folder", type=Path, help="where files are written; a temporary one by default")
+    parser.add_argument("--no-points", action="store_true", help="vectors alone: 4 GB a million rows, not 25")
     parser.add_argument("--no-generated", action="store_true", help="leave out the ten million")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
