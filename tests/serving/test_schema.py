@@ -39,6 +39,9 @@ def test_every_operation_answers_what_it_describes(local_server):
 
 
 def answer_cases(operation, mode):
+    # A batch is answered though one of its queries is wrong, which is said in that one's place.
+    in_place = [openapi.negative_data_rejection] if operation.path.endswith(":batch") else []
+    expected = [check for check in CHECKS if check not in in_place]
     statuses, view = set(), as_body(query_view("coffee"))["image"]
 
     @settings(
@@ -56,7 +59,7 @@ def answer_cases(operation, mode):
             case.body, case.query = {"image": view, "k": 3}, {}
         response = case.call(headers=HEADERS)
         statuses.add(response.status_code)
-        case.validate_response(response, checks=CHECKS)
+        case.validate_response(response, checks=expected)
 
     with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with a request that has no parameter
         answer()
