@@ -25,6 +25,38 @@ RunOrServer = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """How images are compared, and which of them."""
+
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify", help="Verify hits by their points; by default where the run has points."
+        ),
+    ] = None
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Ask once more with what was found: more of the same thing.")
+    ] = False
+    discriminative: Annotated[
+        bool,
+        typer.Option(
+            "--discriminative", help="Expand by what tells the hits from other images, not by their mean."
+        ),
+    ] = False
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="EXPR", help="Only images that fulfil it: year>=2020. May be repeated."
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What `Index.search` and a server take beside the image and k."""
+        expansion: Expansion = "discriminative" if self.discriminative else self.expand
+        return {"verify": self.verify, "expand": expansion, "filter": self.filters or None}
+
+
 def search(
     run: RunOrServer,
     images: Annotated[
@@ -39,27 +71,8 @@ def search(
         str | None,
         typer.Option(metavar="X1,Y1,X2,Y2", help="Search for this part of the image, in pixels, upright."),
     ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option(
-            "--verify/--no-verify", help="Verify hits by their points; by default where the run has points."
-        ),
-    ] = None,
-    expand: Annotated[
-        bool, typer.Option("--expand", help="Ask once more with what was found: more of the same thing.")
-    ] = False,
-    discriminative: Annotated[
-        bool,
-        typer.Option(
-            "--discriminative", help="Expand by what tells the hits from other images, not by their mean."
-        ),
-    ] = False,
-    filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter", metavar="EXPR", help="Only images that fulfil it: year>=2020. May be repeated."
-        ),
-    ] = None,
+    *,
+    how: SearchOptions,
     version: Annotated[
         int | None, typer.Option(help="A published version; the current one by default.")
     ] = None,
@@ -82,8 +95,7 @@ def search(
     corners = None if box is None else parse_box(box, len(queries))
     if corners is not None and image_ids:
         raise InputError("--box goes with an image file: an indexed one is searched for as a whole")
-    expansion: Expansion = "discriminative" if discriminative else expand
-    options = {"verify": verify, "expand": expansion, "filter": filters or None}
+    options = how.arguments()
     if is_server(run):
         found = _ask_server(run, api_key_file, queries, k, corners, {**options, "version": version})
     elif api_key_file is not None:

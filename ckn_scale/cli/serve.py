@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,58 @@ from ckn_scale.errors import InputError
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Where HTTP is answered.")]
 
 
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who is answered, what is given out, and what is written about it."""
+
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
+    ] = None
+    insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web pages of https://host may ask (CORS). May be repeated."),
+    ] = None
+    uri_prefix: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Give out originals below it, and fetch URIs below it for the page. May be repeated.",
+        ),
+    ] = None
+    access_log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A JSON line per request, without its image; - is stderr."),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "api_keys": _read_keys(self.api_key_file),
+            "insecure": self.insecure,
+            "allowed_origins": tuple(self.allow_origin or ()),
+            "uri_prefixes": tuple(self.uri_prefix or ()),
+            "access_log": self.access_log,
+        }
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How much is answered at once; what is not given follows the machine."""
+
+    encoder_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Processes that describe queries; by default as the cores say.")
+    ] = None
+    encoder_threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each; by default as the cores say.")
+    ] = None
+    max_wait_s: Annotated[
+        float | None, typer.Option(help="Who would wait longer for a turn gets 429 at once; 4 by default.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 def serve(
     run: Run,
     host: Annotated[str, typer.Option(help="Where to listen; beyond loopback with keys.")] = "127.0.0.1",
@@ -23,34 +76,9 @@ def serve(
     local: Annotated[
         bool, typer.Option("--local", help="Answer from this process, without Ray: small, and up in seconds.")
     ] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="A file with an API key per line: KEY [scope=…] [rate=…].")
-    ] = None,
-    encoder_replicas: Annotated[
-        int | None, typer.Option(min=1, help="Processes that describe queries; by default as the cores say.")
-    ] = None,
-    encoder_threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each; by default as the cores say.")
-    ] = None,
-    max_wait_s: Annotated[
-        float | None, typer.Option(help="Who would wait longer for a turn gets 429 at once; 4 by default.")
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No keys, even beyond loopback.")] = False,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Web pages of https://host may ask (CORS). May be repeated."),
-    ] = None,
-    uri_prefix: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PREFIX",
-            help="Give out originals below it, and fetch URIs below it for the page. May be repeated.",
-        ),
-    ] = None,
-    access_log: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="A JSON line per request, without its image; - is stderr."),
-    ] = None,
+    *,
+    access: AccessOptions,
+    load: LoadOptions,
 ) -> None:
     """Answer queries over HTTP: a page at /, POST /v1/search, /healthz, /readyz, /metrics.
 
@@ -69,23 +97,8 @@ def serve(
         if serving.api_key is not None:
             print(f"API key, generated for this call: {serving.api_key}", flush=True)
 
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "shard_groups": shard_groups,
-        "api_keys": _read_keys(api_key_file),
-        "insecure": insecure,
-        "allowed_origins": tuple(allow_origin or ()),
-        "uri_prefixes": tuple(uri_prefix or ()),
-        "access_log": access_log,
-        "on_ready": report,
-    }
-    chosen = {
-        "encoder_replicas": encoder_replicas,
-        "encoder_threads": encoder_threads,
-        "max_wait_s": max_wait_s,
-    }
-    options |= {name: value for name, value in chosen.items() if value is not None}
+    where = {"host": host, "port": port, "shard_groups": shard_groups}
+    options = {**where, **access.settings(), **load.settings(), "on_ready": report}
     if local:
         from ckn_scale.serving.local import serve_local
 
