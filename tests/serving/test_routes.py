@@ -19,12 +19,16 @@ from typer.testing import CliRunner
 
 from ckn_scale.cli.main import app
 from ckn_scale.core.augmentations import render_view
+from ckn_scale.core.evidence import Evidence
 from ckn_scale.core.images import decode_jpeg, encode_jpeg
 from ckn_scale.demo import PHOTOS, read_photo
 from ckn_scale.errors import InputError
 from ckn_scale.search.engine import open_index
+from ckn_scale.search.evidence import GroupCandidates
 from ckn_scale.serving.api import make_api
+from ckn_scale.serving.expansion import GroupsAsCandidates
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
+from ckn_scale.serving.rounds import Rounds
 from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
@@ -549,3 +553,23 @@ def test_the_command_line_asks_for_indexed_images(photo_run, index):
     assert "image 3" in ask("--id", "3").stdout
     for arguments in ((), ("a.jpg", "--id", "3"), ("--id", "3", "--box", "0,0,5,5"), ("--id", "99")):
         assert ask(*arguments).exit_code != 0
+
+
+def test_hits_that_ask_are_loaded_as_in_one_process(parts, index):
+    """Those that verify, too, have more words than are stored."""
+    image_ids, link = np.array([3, 12, 5, 9]), Evidence(20, 30, np.eye(3), "affine", (0, 0, 300, 200))
+    centroids = parts.encoder._encoders.get(1).points.centroids
+    expected = GroupCandidates(index.shards, centroids).load_hits(image_ids, [link] * 4)
+
+    async def load():
+        router = SearchRouter(parts.settings, parts.version, parts.encoder, parts.groups)
+        rounds, loop = Rounds(router.ask_group, parts.version), asyncio.get_running_loop()
+        candidates = GroupsAsCandidates(rounds, lambda hits: parts.encoder.widen(1, hits), loop)
+        return await asyncio.to_thread(candidates.load_hits, image_ids, [link] * 4)
+
+    vectors, hits = asyncio.run(load())
+    assert np.array_equal(vectors, expected[0])
+    assert [hit.words.shape[1] for hit in hits] == [8, 8, 8, 1]
+    for hit, other in zip(hits, expected[1], strict=True):
+        assert np.array_equal(hit.words, other.words)
+        assert np.array_equal(hit.codes, other.codes)
