@@ -27,6 +27,7 @@ from pydantic import (
 
 from ckn_scale.core.specs import (
     NETWORK_NAMES,
+    PAIR_NETWORKS,
     ChannelSpec,
     CknTrainingSpec,
     ImageSpec,
@@ -269,15 +270,19 @@ def with_channels(settings: Settings, channels: Sequence[ChannelSpec]) -> Settin
 
 
 def _find_network(name: str, weights: Sequence[str]) -> NetworkSpec:
-    files = dict(_split_weights(one) for one in weights)
     spec = NetworkSpec(name)
-    return replace(spec, weights=files.get(name, files.get(""))) if spec.takes_weights else spec
+    return replace(spec, weights=find_weights(name, weights)) if spec.takes_weights else spec
+
+
+def find_weights(name: str, weights: Sequence[str]) -> str | None:
+    """The file of NAME=FILE for this name, or one without a name, which is for whatever takes weights."""
+    files = dict(_split_weights(one) for one in weights)
+    return files.get(name, files.get(""))
 
 
 def _split_weights(text: str) -> tuple[str, str]:
-    """`tfeat=FILE` → its name and file; without a name the file is for whatever takes weights."""
     name, equals, file = text.partition("=")
-    return (name, file) if equals and name in NETWORK_NAMES else ("", text)
+    return (name, file) if equals and name in (*NETWORK_NAMES, *PAIR_NETWORKS) else ("", text)
 
 
 def parse_settings(tree: Mapping[str, Any]) -> Settings:

@@ -16,7 +16,10 @@ from ckn_scale.cli.progress import ProgressDisplay
 from ckn_scale.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckn_scale.config import Settings
+    from ckn_scale.core.descriptors.deepcompare import PairNetwork
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.descriptors import Request
     from ckn_scale.evaluate.image_sets import ImageSet
@@ -112,7 +115,7 @@ def patches(
     ckn-scale evaluate patches liberty/ --protocol fpr95 --pairs liberty/m50_100000_100000_0.txt
     ckn-scale evaluate patches rome/ --protocol rome
     """
-    task = prepare_task(options, data, descriptors)
+    task = prepare_task(options, data, descriptors, pairs=protocol != "mikolajczyk")
     smoothings = parse_numbers(smoothing, "--smoothing", 0.0)
     if protocol == "mikolajczyk":
         task.report(protocol, measure_scenes(task, data, regions, smoothings))
@@ -214,6 +217,7 @@ class Task:
     options: EvaluateOptions
 
     data: Path
+    pair_networks: Sequence[PairNetwork] = ()
     started: float = field(default_factory=time.monotonic)
 
     def report(self, protocol: str, measured: Measured) -> None:
@@ -235,8 +239,13 @@ class Task:
             write_json(self.options.json_file, {"protocol": protocol, "results": results, **about})
 
 
-def prepare_task(options: EvaluateOptions, data: Path, descriptors: str, *overrides: str) -> Task:
-    """Everything that can be wrong with the options is found here, before any work."""
+def prepare_task(
+    options: EvaluateOptions, data: Path, descriptors: str, *overrides: str, pairs: bool = False
+) -> Task:
+    """Everything that can be wrong with the options is found here, before any work.
+
+    With `pairs` networks may be named that compare patches and describe none.
+    """
     from ckn_scale.evaluate.report import check_writable
 
     check_writable(options.json_file)
@@ -246,14 +255,19 @@ def prepare_task(options: EvaluateOptions, data: Path, descriptors: str, *overri
     announce("loading what describes images")
     from ckn_scale.core.numerics import require_device, set_compute_threads
     from ckn_scale.evaluate.cache import ContentCache
-    from ckn_scale.evaluate.descriptors import parse_requests
+    from ckn_scale.evaluate.descriptors import parse_requests, read_pair_network, split_pair_networks
 
-    requests = parse_requests(
-        descriptors, lambda preset: options.load(*overrides, preset=preset), options.weights or []
-    )
+    weights, (described, compared) = options.weights or [], split_pair_networks(descriptors)
+    if compared and not pairs:
+        raise InputError(f"{compared[0]} compares patches and describes none: --protocol fpr95 or rome")
+    networks = [read_pair_network(name, weights) for name in compared]
+    requests = []
+    if described or not compared:
+        requests = parse_requests(described, lambda preset: options.load(*overrides, preset=preset), weights)
     require_device(settings.numerics.device)
     set_compute_threads(settings.numerics.threads)
-    return Task(settings, requests, ContentCache(options.cache, int(options.cache_gb * 1e9)), options, data)
+    cache = ContentCache(options.cache, int(options.cache_gb * 1e9))
+    return Task(settings, requests, cache, options, data, networks)
 
 
 def measure_scenes(task: Task, data: Path, regions: str, smoothings: list[float]) -> Measured:
@@ -284,7 +298,9 @@ def measure_cut(task: Task, data: Path, pairs: Path | None, smoothings: list[flo
     with ProgressDisplay() as display:
         show = display.show_count
         source = make_source(patch_set, train_images, task.settings, cache, show)
-        cells = measure_cut_patches(patch_set, task.requests, smoothings, source, cache, show)
+        cells = measure_cut_patches(
+            patch_set, task.requests, smoothings, source, cache, show, task.pair_networks
+        )
     results = summarise_cut_patches(cells)
     return results, format_cut_table(results), {"trained_on": str(train_images or data)}
 

@@ -30,6 +30,7 @@ from ckn_scale.cli.serve import demo, serve
 from ckn_scale.cli.show import app as show_app
 from ckn_scale.cli.status import digest, failures, gc, status, verify
 from ckn_scale.cli.study import study
+from ckn_scale.cli.train_network import train_network
 from ckn_scale.cli.versions import delete, purge, rollback, versions
 from ckn_scale.errors import CknScaleError
 
@@ -39,6 +40,7 @@ VERBS = (
     *(status, failures, verify, digest, gc),
     *(versions, delete, purge, rollback, export, copies),
     *(search, explain, serve, demo),
+    train_network,
     *(report, build_patches, study),
 )
 

@@ -171,9 +171,11 @@ class ProjectionSpec:
 PLAIN_NETWORKS = ("sift", "rootsift")
 WEIGHTED_NETWORKS = (
     *(f"alexnet-conv{number}" for number in range(1, 6)),
+    *("philippnet", "philippnet-91", "deepcompare-siam", "deepcompare-siam2stream"),
     *("tfeat", "mkd", "mkd-lw"),
 )
 NETWORK_NAMES = (*PLAIN_NETWORKS, *WEIGHTED_NETWORKS)
+PAIR_NETWORKS = ("deepcompare-2ch", "deepcompare-2ch2stream")  # they compare two patches and describe none
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ckn_scale.config import Settings
+from ckn_scale.core.descriptors.deepcompare import PairNetwork
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import PatchSource, Request, fit_member, list_members
@@ -43,9 +45,17 @@ def measure_cut_patches(
     source: PatchSource,
     cache: ContentCache,
     on_progress: Progress,
+    pair_networks: Sequence[PairNetwork] = (),
 ) -> dict[str, list[CutCell]]:
-    """Every request at every smoothing; learned descriptors are fitted on the source's patches."""
+    """Every request at every smoothing; learned descriptors are fitted on the source's patches.
+
+    Networks that compare patches and describe none see them as they are.
+    """
     cells: dict[str, list[CutCell]] = {request.name: [] for request in requests}
+    for network in pair_networks:
+        started = time.perf_counter()
+        figures = score_patch_set(patch_set, partial(_compare, network, patch_set.patches))
+        cells[network.name] = [CutCell(0.0, figures, 0, 0.0, time.perf_counter() - started)]
     for done, smoothing_px in enumerate(smoothings_px):
         described = {}
         for member in list_members(requests):
@@ -53,7 +63,7 @@ def measure_cut_patches(
             described[member.label] = (keyed, *_describe(keyed, patch_set.patches))
         for request in requests:
             keyed, rows, seconds = zip(*(described[member.label] for member in request.members), strict=True)
-            figures = score_patch_set(patch_set, np.concatenate(rows, axis=1))
+            figures = score_patch_set(patch_set, partial(measure_rows, np.concatenate(rows, axis=1)))
             dim, trained = sum(one.dim for one in keyed), sum(one.train_seconds for one in keyed)
             cells[request.name].append(CutCell(smoothing_px, figures, dim, trained, sum(seconds)))
         on_progress("smoothings", done + 1, len(smoothings_px))
@@ -89,25 +99,42 @@ def _describe(keyed: KeyedDescriptor, patches: np.ndarray) -> tuple[np.ndarray, 
     return np.concatenate(rows), time.perf_counter() - started
 
 
-def score_patch_set(patch_set: PatchPairs | PatchViews, rows: np.ndarray) -> Figures:
-    """The figures of descriptors (N, D), one for each patch of the set."""
-    return score_pairs(patch_set, rows) if isinstance(patch_set, PatchPairs) else score_views(patch_set, rows)
+Distances = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of pairs of patches by their positions
 
 
-def score_pairs(pairs: PatchPairs, rows: np.ndarray) -> Figures:
+def measure_rows(rows: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Squared distances of descriptors (N, D), one for each patch of the set."""
+    if len(first) and (first == first[0]).all():
+        distances: np.ndarray = measure_distances(rows[first[:1]], rows[second])[0]
+        return distances
+    squares: np.ndarray = np.sum((rows[first] - rows[second]) ** 2, axis=1)
+    return squares
+
+
+def _compare(network: PairNetwork, patches: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return -network.compare(patches[first], patches[second])
+
+
+def score_patch_set(patch_set: PatchPairs | PatchViews, distances: Distances) -> Figures:
+    """The figures of what compares the patches of the set."""
+    if isinstance(patch_set, PatchPairs):
+        return score_pairs(patch_set, distances)
+    return score_views(patch_set, distances)
+
+
+def score_pairs(pairs: PatchPairs, distances: Distances) -> Figures:
     """FPR at 95 % recall over the pairs."""
-    distances = np.sum((rows[pairs.first] - rows[pairs.second]) ** 2, axis=1)
-    rate = false_positive_rate(distances, pairs.matches)
+    rate = false_positive_rate(distances(pairs.first, pairs.second), pairs.matches)
     return {"score": 1 - rate, "fpr95": rate}
 
 
-def score_views(views: PatchViews, rows: np.ndarray) -> Figures:
+def score_views(views: PatchViews, distances: Distances) -> Figures:
     """Each query against all that are no query; both flavours of average precision."""
     targets = np.flatnonzero(~views.is_query)
     areas, steps = [], []
-    for query in np.flatnonzero(views.is_query):
-        distances = measure_distances(rows[query : query + 1], rows[targets])[0]
-        relevant = views.points[targets][np.argsort(distances, kind="stable")] == views.points[query]
+    for query in np.flatnonzero(views.is_query).tolist():
+        found = distances(np.full(len(targets), query), targets)
+        relevant = views.points[targets][np.argsort(found, kind="stable")] == views.points[query]
         areas.append(average_precision(relevant))
         steps.append(average_precision_by_steps(relevant))
     return {"map": float(np.mean(areas)), "map_by_steps": float(np.mean(steps))}
@@ -136,7 +163,7 @@ def format_cut_table(results: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
             one["descriptor"],
-            str(one["dim"]),
+            str(one["dim"] or "pairs"),
             f"{one['smoothing_px']:g}",
             *(points(one[name]) for name in figures),
             f"{one['train_seconds']:.1f}",

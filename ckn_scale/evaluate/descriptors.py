@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.config import Settings, find_channels
+from ckn_scale.config import Settings, find_channels, find_weights
 from ckn_scale.core.descriptors.catalogue import load_descriptor, make_part, train_descriptor
+from ckn_scale.core.descriptors.deepcompare import PairNetwork, load_pair_network
 from ckn_scale.core.descriptors.network import make_network_part
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.specs import ChannelSpec, NetworkSpec
+from ckn_scale.core.specs import PAIR_NETWORKS, ChannelSpec, NetworkSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache, hash_code, make_key
 from ckn_scale.evaluate.layers import CachedLayers
@@ -69,6 +70,19 @@ def _parse_part(part: str, load: Callable[[str | None], Settings], weights: Sequ
     settings = load(preset if colon else None)
     channels = find_channels(settings, name, weights)
     return [Member(f"{preset}{colon}{one.label}", settings, one) for one in channels]
+
+
+def split_pair_networks(text: str) -> tuple[str, list[str]]:
+    """The names of descriptors, and those of networks that compare patches and describe none."""
+    names = [name.strip() for name in text.split(",")]
+    pairs = [name for name in names if name in PAIR_NETWORKS]
+    return ",".join(name for name in names if name not in PAIR_NETWORKS), pairs
+
+
+def read_pair_network(name: str, weights: Sequence[str]) -> PairNetwork:
+    """With the file that `weights` names for it; InputError when it is missing or another's."""
+    path = find_weights(name, weights)
+    return load_pair_network(name, None if path is None else read_input(path), str(path))
 
 
 def list_members(requests: Sequence[Request]) -> list[Member]:

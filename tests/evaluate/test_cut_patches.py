@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import cv2
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from small_sets import TINY, photo, save
 
 from ckn_scale.errors import InputError
-from ckn_scale.evaluate.cut_patches import score_views
+from ckn_scale.evaluate.cut_patches import measure_rows, score_views
 from ckn_scale.evaluate.patch_sets import PatchViews, read_pairs, read_views
 
 
@@ -39,9 +40,9 @@ def test_score_views_by_hand():
     points, is_query = np.array([0, 0, 1, 1]), np.array([True, False, True, False])
     found = PatchViews(np.zeros((4, 8, 8, 3), np.uint8), points, is_query)
     perfect = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
-    assert score_views(found, perfect) == {"map": 1.0, "map_by_steps": 1.0}
+    assert score_views(found, partial(measure_rows, perfect)) == {"map": 1.0, "map_by_steps": 1.0}
     wrong = np.array([[1.0, 0], [0, 1], [0, 1], [1, 0]])
-    assert score_views(found, wrong)["map_by_steps"] == 0.5
+    assert score_views(found, partial(measure_rows, wrong))["map_by_steps"] == 0.5
 
 
 def test_rome_protocol(views, run, cache, tmp_path_factory):
@@ -54,6 +55,19 @@ def test_rome_protocol(views, run, cache, tmp_path_factory):
     content = json.loads(out.read_text())
     assert content["protocol"] == "rome"
     assert all(0 < one["map"] <= 1 for one in content["results"])
+
+
+def test_networks_that_compare_patches_are_trained_and_measured(views, run, cache, tmp_path):
+    weights, name = tmp_path / "2ch.safetensors", "deepcompare-2ch"
+    trained = run("train-network", name, views, weights, "--steps", "2", "--batch", "4", "--quiet")
+    assert trained.exit_code == 0, trained.output
+    assert "after 2 steps, loss" in trained.output
+    options = ["--descriptors", f"sift,{name}", "--weights", f"{name}={weights}", "--smoothing", "0"]
+    result = run("evaluate", "patches", views, *TINY, *cache, *options, "--protocol", "rome")
+    assert result.exit_code == 0, result.output
+    assert f"{name}  pairs" in result.output
+    refused = run("evaluate", "images", views, *TINY, *options, "--protocol", "groups")
+    assert "compares patches and describes none" in str(refused.exception)
 
 
 def test_fpr95_on_named_pairs(views, run, cache):

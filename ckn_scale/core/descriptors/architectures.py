@@ -16,7 +16,7 @@ from ckn_scale.core.descriptors.mkd import MKD_SIDE, MkdLayers
 ALEXNET_SIDES = (11, 51, 99, 131, 163)
 CAFFE_WIDTHS = (96, 256, 384, 384, 256)
 TORCHVISION_WIDTHS = (64, 192, 384, 256, 256)
-_CAFFE_GROUPS = (1, 2, 1, 2, 2)
+CAFFE_GROUPS = (1, 2, 1, 2, 2)
 _KERNELS = (11, 5, 3, 3, 3)
 _CAFFE_MEAN_BGR = (104.00699, 116.66877, 122.67892)
 _TORCHVISION_MEAN, _TORCHVISION_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -24,7 +24,12 @@ _TRAINED_HERE = "`ckn-scale train-network {name} DATA OUT`, which trains it here
 
 
 def alexnet_layers(
-    widths: tuple[int, ...], depth: int, groups: tuple[int, ...] = (1,) * 5, *, normalise: bool, padded: bool
+    widths: tuple[int, ...],
+    depth: int,
+    groups: tuple[int, ...] = (1,) * 5,
+    *,
+    normalise: bool,
+    padding: tuple[int, ...] = (0,) * 5,
 ) -> list[list[nn.Module]]:
     """What belongs to each of the first `depth` convolutions, pooling before the next one included.
 
@@ -33,9 +38,8 @@ def alexnet_layers(
     layers: list[list[nn.Module]] = []
     for one in range(depth):
         inputs = widths[one - 1] if one else 3
-        padding = 0 if one == 0 or not padded else _KERNELS[one] // 2
         convolution = nn.Conv2d(
-            inputs, widths[one], _KERNELS[one], 1 if one else 4, padding, groups=groups[one]
+            inputs, widths[one], _KERNELS[one], 1 if one else 4, padding[one], groups=groups[one]
         )
         layers.append([convolution, nn.ReLU()])
         if one < 2 and one + 1 < depth:
@@ -47,7 +51,7 @@ def alexnet_layers(
 def build_caffe_alexnet(depth: int) -> nn.Module:
     """The network of the paper: names as in `bvlc_alexnet.caffemodel`."""
     named = OrderedDict[str, nn.Module]()
-    layers = alexnet_layers(CAFFE_WIDTHS, depth, _CAFFE_GROUPS, normalise=True, padded=False)
+    layers = alexnet_layers(CAFFE_WIDTHS, depth, CAFFE_GROUPS, normalise=True)
     for number, (convolution, *others) in enumerate(layers, start=1):
         named[f"conv{number}"] = convolution
         named[f"after{number}"] = nn.Sequential(*others)
@@ -56,7 +60,7 @@ def build_caffe_alexnet(depth: int) -> nn.Module:
 
 def build_torchvision_alexnet(depth: int) -> nn.Module:
     """Names as in torchvision's state dict; narrower, and without response normalisation."""
-    layers = alexnet_layers(TORCHVISION_WIDTHS, depth, normalise=False, padded=False)
+    layers = alexnet_layers(TORCHVISION_WIDTHS, depth, normalise=False)
     return nn.Sequential(OrderedDict(features=nn.Sequential(*(one for group in layers for one in group))))
 
 

@@ -97,7 +97,7 @@ class ConvolutionalNetwork(PatchNetwork):
 def resample(patches: np.ndarray, side: int, smoothing_px: float = 0.0, *, grey: bool) -> Tensor:
     """uint8 (N, S, S[, 3]) → float32 (N, C, side, side) in 0 … 1."""
     planes = convert_to_luma(patches)[:, None] if grey else patches.transpose(0, 3, 1, 2)
-    pixels = torch.from_numpy(np.ascontiguousarray(planes)).float() / 255
+    pixels = torch.from_numpy(np.array(planes, order="C")).float() / 255
     if side == pixels.shape[2] and smoothing_px == 0:
         return pixels
     matrix = resampling_matrix(pixels.shape[2], side, smoothing_px)
