@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_visits import axe, browser, collection, page_server, visit
+from page_visits import axe, browser, collection, page_server, photographs, visit
 from running_server import (
     KEY,
     AnsweringServer,
@@ -21,7 +21,7 @@ from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 from ckn_scale.pipeline import index_images
 
-__all__ = ["axe", "browser", "collection", "page_server", "visit"]
+__all__ = ["axe", "browser", "collection", "page_server", "photographs", "visit"]
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,8 @@ PASTE = """bytes => {
 
 
 @pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose images have columns, a copy, a portrait, and a name full of markup."""
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images, a copy, a portrait and a name full of markup among them, with a list."""
     folder = tmp_path_factory.mktemp("collection")
     images = {name: (read_photo(name), 92) for name in (*PHOTOS[:6], *DISTRACTORS[:4])}
     images["coffee-again"] = (images["coffee"][0], 60)
@@ -52,10 +52,15 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, (pixels, quality) in images.items():
             (folder / f"{name}.jpg").write_bytes(encode_jpeg(pixels, quality))
             table.writerow([folder / f"{name}.jpg", f"<b>{name}</b>", 1999])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def collection(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("page") / "run"
     settings = load_settings("tiny", None, ["encode.thumbnail_side_px=160"])
     index_images(
-        str(folder / "list.csv"),
+        str(photographs / "list.csv"),
         str(run),
         settings,
         Resources(workers=0),
@@ -66,8 +71,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page_server(collection: Path) -> Iterator[AnsweringServer]:
-    with local_server_of(collection) as running:
+def page_server(photographs: Path, collection: Path) -> Iterator[AnsweringServer]:
+    """With originals, and pictures by their address."""
+    with local_server_of(collection, uri_prefixes=(str(photographs),)) as running:
         yield running
 
 

@@ -60,7 +60,7 @@ def test_the_empty_page_shows_the_collection_and_its_certificate(visit, page_ser
     tested = f"asked for {certificate['queries']} of its own pictures"
     expect(page.locator("#about")).to_contain_text(tested)
     expect(page.locator("#about")).to_contain_text(f"For {certificate['first']} the original came first")
-    expect(page.locator("#url-form")).to_be_hidden()
+    expect(page.get_by_label("Address of a picture")).to_be_visible()
     expect(page.locator(".example img").last).to_have_js_property("complete", True)
     assert find_barriers(page, axe) == []
     assert_fits(page)
@@ -111,6 +111,8 @@ def test_a_hit_opens_with_its_matches_and_registered_on_the_query(visit, axe):
     expect(dialog.locator("#hit-verdict")).to_contain_text(f"The same thing: {match['inliers']} places agree")
     expect(dialog.locator("#facts")).to_contain_text("<b>astronaut</b>")
     assert page.evaluate("document.querySelector('#hit').contains(document.activeElement)")
+    assert page.locator("#stage .ours").evaluate("image => image.naturalWidth") == 512  # the original
+    expect(page.get_by_role("link", name="Open the original")).to_have_attribute("href", re.compile("^blob:"))
     assert page.locator("#stage canvas").evaluate(INKED) > 20 * len(match["matches"])
     assert find_barriers(page, axe) == []
     keep_screenshot(page, "hit", full=False)
@@ -268,6 +270,20 @@ def test_what_a_browser_cannot_show_is_previewed_by_the_server(visit):
     assert box == pytest.approx(np.array([width, height, width, height]) * [0.25, 0.25, 0.75, 0.75], abs=8)
 
 
+def test_a_picture_is_fetched_by_its_address_where_the_server_allows(visit, photographs):
+    page = visit()
+    field = page.get_by_label("Address of a picture")
+    field.fill("/elsewhere/coffee.jpg")
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text(f"Pictures are fetched only from {photographs}")
+    field.fill(f"{photographs}/coffee.jpg")
+    field.press("Enter")
+    expect(page.locator(".verdict")).to_contain_text("2 pictures show the same thing")
+    field.fill(f"{photographs}/missing.jpg")
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("There is no picture at this address.")
+
+
 def test_a_key_is_asked_for_where_the_server_needs_one(visit):
     page = visit(key=None)
     field = page.get_by_label("This collection is protected")
@@ -343,11 +359,13 @@ def test_a_file_that_is_too_large_is_made_smaller_before_it_is_sent(visit):
     def limit(route: Route) -> None:
         index = route.fetch().json()
         index["limits"]["body_limit_bytes"] = 60_000
+        index["uri_prefixes"] = []
         route.fulfill(json=index)
 
     page.route("**/v1/index", limit)
     page.reload()
     expect(page.get_by_role("button", name="Search with")).to_have_count(12)
+    expect(page.get_by_label("Address of a picture")).to_be_hidden()
     large = encode_jpeg(np.kron(read_photo("coffee"), np.ones((6, 6, 1), np.uint8)), 95)
     with page.expect_request("**/v1/search") as sent:
         drop(page, large)
@@ -361,11 +379,11 @@ def test_tab_goes_from_the_top_to_the_answer_and_more_can_be_shown(visit):
     page.locator(".brand").focus()
     page.keyboard.press("Shift+Tab")
     order = ["skip"] if page.locator(".skip").evaluate("link => link === document.activeElement") else []
-    for _ in range(7):
+    for _ in range(8):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
     assert order[:3] == ["skip", "brand", "forget-key"]
-    assert order[3:] == ["file", "add-frame", "other", "hit", "hit"]
+    assert order[3:] == ["file", "add-frame", "other", "url", "plain", "hit"]
     shown = page.locator(".hit").count()
     page.get_by_role("button", name="Show more").click()
     expect(page.locator(".hit").nth(shown)).to_be_focused()

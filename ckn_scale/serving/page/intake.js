@@ -4,16 +4,17 @@ import { part } from "./elements.js";
 import { VisitorError } from "./messages.js";
 
 const NO_FILE = "That was not a picture file. Save the picture first, then drop its file here.";
-const isAddress = (text) => /^https?:\/\/\S+$/i.test(text);
 
-// `actions`: file(file), url(uri), takesUrls(), refuse(error).
+// `actions`: file(file), url(uri), refuse(error); prefixes(): of addresses that the server fetches.
 export function takePictures(actions) {
   watchChooser(actions);
   watchDrops(actions);
   watchPaste(actions);
   part("url-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    actions.url(part("url").value.trim());
+    const uri = part("url").value.trim();
+    if (mayFetch(uri, actions)) actions.url(uri);
+    else actions.refuse(new VisitorError(`Pictures are fetched only from ${actions.prefixes().join(", ")}`));
   });
 }
 
@@ -48,11 +49,13 @@ function watchPaste(actions) {
   });
 }
 
+const mayFetch = (uri, actions) => actions.prefixes().some((prefix) => uri.startsWith(prefix));
+
 function take(carried, actions, otherwise) {
   const file = carried?.files[0];
   const text = carried?.getData("text/uri-list") || carried?.getData("text/plain") || "";
   const uri = text.trim().split(/\r?\n/)[0];
   if (file) actions.file(file);
-  else if (isAddress(uri) && actions.takesUrls()) actions.url(uri);
+  else if (mayFetch(uri, actions)) actions.url(uri);
   else otherwise();
 }

@@ -12,7 +12,7 @@ const IMAGE_PROBLEMS = {
 };
 
 const PROBLEMS = {
-  403: "The key you entered is not allowed to do this.",
+  403: "This is not allowed here, or not with your key.",
   404: "This picture is not in the collection, or not any more.",
   408: "Sending the picture took too long. Is your connection slow?",
   413: "This picture file is too large to send. Try a smaller version of it.",

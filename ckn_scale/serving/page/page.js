@@ -7,7 +7,7 @@ import { announce, count, part, plural, shorten } from "./elements.js";
 import { Frame } from "./frame.js";
 import { HitView } from "./hit.js";
 import { takePictures } from "./intake.js";
-import { explain, explainWait, mayPass } from "./messages.js";
+import { explain, explainWait, mayPass, VisitorError } from "./messages.js";
 import { imageBody, readFile, readIndexedQuery } from "./pictures.js";
 import { askBlob, askJson, askPatiently, hasKey, post, rememberKey } from "./server.js";
 import { Visit } from "./visit.js";
@@ -79,7 +79,8 @@ async function loadCollection() {
   const { images, version, uri_prefixes } = state.index;
   part("forget-key").hidden = !hasKey();
   part("server").textContent = `${plural(images, "picture")} · version ${version}`;
-  part("url-form").hidden = !uri_prefixes?.length;
+  part("url-form").hidden = !uri_prefixes.length;
+  part("url").placeholder = `or an address: ${uri_prefixes[0]}…`;
   const examples = await askJson(`v1/examples?count=${NUM_EXAMPLES}`);
   showCollection(state.index, examples.images, (id) => attempt(() => openIndexed(id)));
 }
@@ -109,7 +110,9 @@ async function openFile(file) {
 
 async function openUrl(uri) {
   begin("Fetching the picture …");
-  const jpeg = await askBlob("v1/preview", post({ uri }));
+  const jpeg = await askBlob("v1/preview", post({ uri })).catch((error) => {
+    throw error.status === 404 ? new VisitorError("There is no picture at this address.") : error;
+  });
   await openFile(new File([jpeg], uri, { type: "image/jpeg" }));
 }
 
@@ -256,7 +259,7 @@ function clearFrame() {
 takePictures({
   file: (file) => attempt(() => openFile(file)),
   url: (uri) => attempt(() => openUrl(uri)),
-  takesUrls: () => Boolean(state.index?.uri_prefixes?.length),
+  prefixes: () => state.index?.uri_prefixes ?? [],
   refuse: (error) => showProblem(error),
 });
 
