@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from running_server import KEY, query_view, wait_for
+from running_server import KEY, as_body, query_view, wait_for
 
 from ckn_scale.ray_cluster import short_temp_folder
 from ckn_scale.search.engine import open_index
@@ -45,6 +45,46 @@ def test_a_view_finds_its_photograph_as_in_this_process(server, photo_run):
     assert "found" not in plain
     assert plain["hits"][0].keys() == {"image_id", "uri", "score", "columns"}
     assert server.search(query_view("coffee"), k=3, filter="year>2000").status_code == 400
+
+
+def test_every_route_answers_as_without_ray(server, local_server):
+    view, other = query_view("coffee"), query_view("astronaut")
+    match = {"image": as_body(view)["image"], "other": as_body(other)["image"]}
+    pair = {"image_id": 1, "other_id": 2}
+    batch = {"queries": [as_body(view, k=2), as_body(b"no image", k=2)]}
+    for method, path, body in (
+        ("POST", "/v1/search", as_body(view, k=4, expand=True, group_copies=True)),
+        ("POST", "/v1/search", as_body(view, k=4, expand="discriminative")),
+        ("POST", "/v1/search:batch", batch),
+        ("POST", "/v1/match", match),
+        ("POST", "/v1/match", pair),
+        ("POST", "/v1/match", {"image": match["image"], "image_id": 3}),
+        ("GET", "/v1/similar/1?k=3", None),
+        ("GET", "/v1/images/1", None),
+        ("GET", "/v1/images/1/thumbnail", None),
+        ("GET", "/v1/examples?count=5", None),
+        ("GET", "/v1/index", None),
+        ("GET", "/v1/versions", None),
+    ):
+        answers = [one.client.request(method, path, json=body) for one in (server, local_server)]
+        assert [answer.status_code for answer in answers] == [200, 200], (path, answers[0].text)
+        assert without_times(answers[0]) == without_times(answers[1]), path
+    image = {"content": view, "headers": {"content-type": "image/jpeg"}}
+    previews = [one.client.post("/v1/preview", **image).content for one in (server, local_server)]
+    assert previews[0] == previews[1]
+
+
+def without_times(answer):
+    """What an answer says, but for what differs each time."""
+    if answer.headers["content-type"] != "application/json":
+        return answer.content
+    return drop(answer.json(), {"timings_ms", "request_id"})
+
+
+def drop(value, names):
+    if isinstance(value, dict):
+        return {name: drop(one, names) for name, one in value.items() if name not in names}
+    return [drop(one, names) for one in value] if isinstance(value, list) else value
 
 
 def test_a_killed_shard_group_gives_partial_answers_until_it_is_back(server):
