@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,11 +51,17 @@ def local_server(photo_run: Path) -> Iterator[AnsweringServer]:
 
 
 @pytest.fixture(scope="session")
-def server(photo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server_run(photo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for `server`, in which tests may publish."""
+    return shutil.copytree(photo_run, tmp_path_factory.mktemp("server") / "run")
+
+
+@pytest.fixture(scope="session")
+def server(server_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two shard groups, keys on, few places and bodies, versions looked for often."""
     running = start_server(
         tmp_path_factory.mktemp("home"),
-        run_url=str(photo_run),
+        run_url=str(server_run),
         shard_groups=2,
         api_keys=[KEY],
         max_in_flight=4,

@@ -64,9 +64,7 @@ def test_the_command_serves_until_a_signal_without_ray(photo_run, user_env):
     with subprocess.Popen(command, env=user_env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline().startswith(
-                f"serving version 1 of {photo_run} at http://127.0.0.1:"
-            )
+            assert f" of {photo_run} at http://127.0.0.1:{port} " in process.stdout.readline()
             body = as_body(query_view("coffee"), k=1)
             answer = httpx.post(f"http://127.0.0.1:{port}/v1/search", json=body, timeout=60).json()
             assert Path(answer["hits"][0]["uri"]).stem == "coffee"

@@ -139,8 +139,8 @@ def test_a_killed_ingress_is_back_by_itself(server):
     assert server.search(query_view("coffee"), k=1).status_code == 200
 
 
-def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, photo_run):
-    run = RunFolder.open(str(photo_run))
+def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, server_run):
+    run = RunFolder.open(str(server_run))
     record = run.versions.latest()
     number = record.number
     image = query_view("coffee")
