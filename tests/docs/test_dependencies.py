@@ -55,6 +55,14 @@ def list_imports(*folders: str) -> Iterator[str]:
                     yield ast.literal_eval(node.args[0]).split(".")[0]
 
 
+def test_contributing_says_what_each_dependency_is_for():
+    optional = [one for extra in PROJECT["optional-dependencies"].values() for one in extra]
+    names = {re.split(r"[\[<>=; ]", one)[0].lower() for one in [*PROJECT["dependencies"], *optional]}
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies, and why each")[1]
+    for name in names - {"types-pyyaml"}:
+        assert name.removesuffix("-cpu").removesuffix("-gpu") in table, name
+
+
 def test_every_dependency_is_imported():
     optional = [one for extra in PROJECT["optional-dependencies"].values() for one in extra]
     needed = list_requirements(PROJECT["dependencies"])
