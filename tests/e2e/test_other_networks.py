@@ -7,12 +7,15 @@ import pytest
 from photo_runs import OVERRIDES, digests_of
 from weight_files import write_tfeat
 
+from ckn_scale.client import Client
 from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.encoder import ImageEncoder
 from ckn_scale.errors import InputError, RunMismatch
 from ckn_scale.pipeline import index_images
 from ckn_scale.runs.verify import verify_run
 from ckn_scale.search.engine import open_index
+from ckn_scale.serving.local import answering
+from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.storage.models import load_models, read_generation
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -92,3 +95,11 @@ def test_missing_or_wrong_weights_are_one_sentence(photos, tmp_path, descriptor,
         index(photos, tmp_path / "run", descriptor, *([] if make is None else [str(file)]))
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_rootsift_is_served(rootsift, photos):
+    """One process that answers over HTTP, as `ckn-scale serve --local` does."""
+    with answering(ServeSettings(run_url=str(rootsift))) as url, Client(url) as client:
+        answer = client.search(photos / "coffee.jpg", 2, verify=True)
+    assert [hit.uri.rsplit("/")[-1] for hit in answer] == ["coffee.jpg", "coffee-tilt.jpg"]
+    assert answer.found
