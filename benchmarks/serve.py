@@ -58,18 +58,22 @@ class Load:
     p50_ms: float
     p99_ms: float
     refused: int
+    failed: int
 
 
 def summarise(mode: str, groups: int, clients: int, batch: int, seen: Seen, spent_s: float) -> Load:
     p50, p99 = np.percentile(seen.took_ms, [50, 99]) if seen.took_ms else (np.nan, np.nan)
     answered = batch * len(seen.took_ms)
-    return Load(mode, groups, clients, batch, answered / spent_s, float(p50), float(p99), seen.refused)
+    return Load(
+        mode, groups, clients, batch, answered / spent_s, float(p50), float(p99), seen.refused, seen.failed
+    )
 
 
 class Seen:
     def __init__(self) -> None:
         self.took_ms: list[float] = []
         self.refused = 0
+        self.failed = 0
 
 
 def measure_in_process(run: str, images: list[bytes], seconds: float) -> Iterator[Load]:
@@ -108,7 +112,9 @@ async def measure_clients(url: str, bodies: list[Any], path: str, clients: int, 
                     seen.refused += 1
                     await asyncio.sleep(min(float(answer.headers["retry-after"]), seconds / 4))
                     continue
-                answer.raise_for_status()
+                if answer.status_code != 200:
+                    seen.failed += 1
+                    continue
                 seen.took_ms.append(1e3 * (time.perf_counter() - started))
                 place += 1
 
@@ -170,7 +176,7 @@ def show(load: Load) -> None:
         " batch" if load.batch > 1 else ""
     )
     times = f"p50 {load.p50_ms:7.0f} ms  p99 {load.p99_ms:7.0f} ms  {load.queries_per_s:6.2f} queries/s"
-    print(f"{what:38} {times}  {load.refused} refused", flush=True)
+    print(f"{what:38} {times}  {load.refused} refused, {load.failed} failed", flush=True)
 
 
 def main() -> None:

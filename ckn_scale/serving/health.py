@@ -1,41 +1,42 @@
-"""Groups that did not answer in time: one request waits for such a group, the others go without it."""
+"""Groups that hang: requests of the first seconds wait for such a group, the others go without it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger(__name__)
 PROBE_INTERVAL_S = 0.5
+PROBE_TIMEOUT_S = 1.0  # who is only busy answers a probe in no time
 
 
 class HungGroups:
-    """Numbers of groups that are not asked; each is asked by a probe until it answers."""
+    """Numbers of groups that do not answer a probe either, and are not asked until they do."""
 
-    def __init__(self, probe: Callable[[int], Awaitable[object]], timeout_s: float) -> None:
+    def __init__(self, probe: Callable[[int], Awaitable[object]]) -> None:
         self._probe = probe
-        self._timeout_s = timeout_s
-        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._probing: dict[int, asyncio.Task[None]] = {}
+        self._hung: set[int] = set()
 
     def __contains__(self, number: int) -> bool:
-        return number in self._waiting
+        return number in self._hung
 
-    def add(self, number: int) -> None:
-        if number not in self._waiting:
-            self._waiting[number] = asyncio.create_task(self._wait_for(number))
+    def suspect(self, number: int) -> None:
+        """A request has waited for this group in vain: it hangs, or has much to do."""
+        if number not in self._probing:
+            self._probing[number] = asyncio.create_task(self._watch(number))
 
-    async def _wait_for(self, number: int) -> None:
+    async def _watch(self, number: int) -> None:
         try:
             while not await self._answers(number):
+                self._hung.add(number)
                 await asyncio.sleep(PROBE_INTERVAL_S)
-            logger.info("group %d answers again", number)
         finally:
-            del self._waiting[number]
+            self._hung.discard(number)
+            del self._probing[number]
 
     async def _answers(self, number: int) -> bool:
         try:
-            await asyncio.wait_for(self._probe(number), self._timeout_s)
+            await asyncio.wait_for(self._probe(number), PROBE_TIMEOUT_S)
         except Exception:
             return False
         return True

@@ -26,6 +26,7 @@ from ckn_scale.serving.versions import describe_version, follow_versions
 from ckn_scale.storage.run_folder import RunFolder
 
 GRACE_S = 5  # for requests under way when the server ends
+GROUP_TIMEOUT_S = 30.0  # a group in this process does not die: it has much to do
 
 
 def serve_local(
@@ -45,7 +46,8 @@ def serve_local(
     """
     version, num_shards = check_run(run_url)
     groups = min(shard_groups, max(1, num_shards))
-    values = {"run_url": run_url, "shard_groups": groups, **local_resources(), **settings}
+    resources = {**local_resources(), "shard_timeout_s": GROUP_TIMEOUT_S}
+    values = {"run_url": run_url, "shard_groups": groups, **resources, **settings}
     if values["encoder_replicas"] > 1:  # which are processes elsewhere: here threads do as much
         values["encoder_threads"] *= values["encoder_replicas"]
         values["encoder_replicas"] = 1
@@ -89,6 +91,7 @@ def _configure(router: SearchRouter) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="critical",  # the API logs what goes wrong in it
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -57,7 +57,7 @@ class SearchRouter:
         self._encoder = encoder
         self._groups = list(groups)
         self._threads = ThreadPoolExecutor(settings.max_in_flight, "rounds")
-        self._hung = HungGroups(self._probe, settings.shard_timeout_s)
+        self._hung = HungGroups(self._probe)
         self._examples: tuple[int, DrawnImages] | None = None  # of a version
         self._sample: tuple[int, StoredRows] | None = None  # likewise
 
@@ -289,7 +289,7 @@ class SearchRouter:
             return await asyncio.wait_for(call, self.settings.shard_timeout_s)
         except (TimeoutError, asyncio.TimeoutError):
             if self.settings.shard_replicas == 1:
-                self._hung.add(number)
+                self._hung.suspect(number)
             raise
 
     def _probe(self, number: int) -> Awaitable[bool]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.search.shard import Hit
+from ckn_scale.serving import health
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.messages import Encoded, Rejected, ServedVersion
 from ckn_scale.serving.router import SearchRouter
@@ -134,11 +135,15 @@ def test_a_group_in_trouble_gives_a_partial_answer_with_its_coverage(trouble):
     with_server(check)
 
 
-def test_nobody_else_waits_for_a_group_that_hangs_until_it_answers_again():
+def test_nobody_waits_for_a_group_that_hangs_until_it_answers_again(monkeypatch):
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.01)
+
     async def check(server):
         group = server.groups[1]
         group.delay_s, group.held = 5.0, None  # a probe fails, too
         assert (await server.search()).json()["partial"]
+        while 1 not in server.router._hung:
+            await asyncio.sleep(0.01)
         calls = group.calls
         for _ in range(3):
             assert (await server.search()).json()["partial"]
@@ -147,6 +152,18 @@ def test_nobody_else_waits_for_a_group_that_hangs_until_it_answers_again():
         group.delay_s, group.held = 0.0, {1}
         while (await server.search()).json()["partial"]:
             await asyncio.sleep(0.01)
+
+    with_server(check)
+
+
+def test_a_group_that_is_only_busy_is_asked_again():
+    async def check(server):
+        group = server.groups[1]
+        group.delay_s = 5.0
+        assert (await server.search()).json()["partial"]
+        group.delay_s = 0.0
+        assert not (await server.search()).json()["partial"]
+        assert group.calls == 2
 
     with_server(check)
 
