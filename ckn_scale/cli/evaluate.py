@@ -178,7 +178,7 @@ def images(
       --reduction-images flickr/ --verify --expand --json out.json
     """
     descriptors = descriptors or (
-        "ckn" if evidence.stages else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
+        "ckn" if evidence.stages or evidence.through_index else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
     )
     task = prepare_task(options, data, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
     from ckn_scale.evaluate.image_sets import add_distractors, read_image_set
@@ -344,23 +344,24 @@ def measure_through_index(
 ) -> Measured:
     from tempfile import TemporaryDirectory
 
-    from ckn_scale.config import parse_resources
+    from ckn_scale.config import parse_resources, with_channels
     from ckn_scale.evaluate.through_index import format_answers, measure_index
     from ckn_scale.pipeline import index_images
     from ckn_scale.search.engine import open_index
 
-    resources = parse_resources({"workers": how["workers"]})
+    if len(task.requests) != 1:
+        raise InputError("--through-index takes one of --descriptors")
+    request, resources = task.requests[0], parse_resources({"workers": how["workers"]})
+    settings = with_channels(task.settings, [member.channel for member in request.members])
     with TemporaryDirectory() as folder, ProgressDisplay() as display:
         learned, run, listed = (f"{folder}/{name}" for name in ("models", "run", "images.txt"))
         Path(listed).write_text("\n".join(str(file.path) for file in image_set.database))
         others = () if background is None else str(background.absolute())
         announce("learning models")
-        index_images(
-            str(trained_on.absolute()), learned, task.settings, resources, background=others, accept=True
-        )
+        index_images(str(trained_on.absolute()), learned, settings, resources, background=others, accept=True)
         announce("indexing the set")
-        index_images(listed, run, task.settings, resources, models=learned, accept=True)
-        results = measure_index(image_set, open_index(run), display.show_count)
+        index_images(listed, run, settings, resources, models=learned, accept=True)
+        results = measure_index(image_set, open_index(run), request.name, display.show_count)
     facts = {"images": len(image_set.database), "queries": len(image_set.queries), "through_index": True}
     return results, format_answers(results), {**facts, "trained_on": str(trained_on)}
 

@@ -18,7 +18,9 @@ from ckn_scale.search.engine import Index
 STAGES = ("vlad", "verified", "expanded")
 
 
-def measure_index(images: ImageSet, index: Index, on_progress: Progress) -> list[dict[str, Any]]:
+def measure_index(
+    images: ImageSet, index: Index, descriptor: str, on_progress: Progress
+) -> list[dict[str, Any]]:
     """A result for each stage that a search answers by; `images` are those that were indexed."""
     position = {str(file.path): row for row, file in enumerate(images.database)}
     results = []
@@ -35,8 +37,8 @@ def measure_index(images: ImageSet, index: Index, on_progress: Progress) -> list
             on_progress(f"answers of the index, {stage}", done + 1, len(images.queries))
         results.append(
             {
-                "descriptor": "ckn",
-                "points": "ckn",
+                "descriptor": descriptor,
+                "points": descriptor,
                 "stage": stage,
                 "reduction": "index",
                 "dim": index.dim,
