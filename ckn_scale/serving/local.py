@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvicorn
@@ -64,9 +65,10 @@ def answering(settings: ServeSettings, host: str = "127.0.0.1", port: int = 0) -
     with bind_socket(host, port) as listening:
         url = make_url(host, listening.getsockname()[1])
         run = RunFolder.open(settings.run_url)
-        encoder = EncoderReplica(settings)
+        pool = ThreadPoolExecutor(settings.encoder_threads, "compute")
+        encoder = EncoderReplica(settings, pool)
         try:
-            groups = [ShardReplica(settings, group) for group in range(settings.shard_groups)]
+            groups = [ShardReplica(settings, group, pool) for group in range(settings.shard_groups)]
             version = describe_version(run, latest_version_number(run), settings.shard_groups)
             router = SearchRouter(settings, version, encoder, groups)
             server = uvicorn.Server(_configure(router))

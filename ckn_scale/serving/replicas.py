@@ -52,9 +52,12 @@ PREVIEW_SIDE_PX = 1024
 
 
 class EncoderReplica:
-    """Turns query images into vectors, with the models of the version that a request pinned."""
+    """Turns query images into vectors, with the models of the version that a request pinned.
 
-    def __init__(self, settings: ServeSettings) -> None:
+    Replicas of one process share a `pool`, a thread for each core: more would be in each other's way.
+    """
+
+    def __init__(self, settings: ServeSettings, pool: ThreadPoolExecutor | None = None) -> None:
         from ckn_scale.core.numerics import set_compute_threads
 
         self._name = secrets.token_hex(8)
@@ -62,7 +65,7 @@ class EncoderReplica:
         self._run = RunFolder.open(settings.run_url)
         self._decoders = Decoders(settings.query_processes, settings.query_timeout_s)
         # The batches of all queries go through these threads; each computes as the run did.
-        self._batches = ThreadPoolExecutor(settings.encoder_threads, "batches")
+        self._batches = pool or ThreadPoolExecutor(settings.encoder_threads, "batches")
         self._encoders: ResidentVersions[ImageEncoder] = ResidentVersions(self._identify, self._load)
         self._encoders.load_now(version := latest_version_number(self._run))
         encoder = self._encoders.get(version)
@@ -147,13 +150,13 @@ class EncoderReplica:
 class ShardReplica:
     """Searches one group of index shards, memory-mapped from this node's disk."""
 
-    def __init__(self, settings: ServeSettings, group: int) -> None:
+    def __init__(self, settings: ServeSettings, group: int, pool: ThreadPoolExecutor | None = None) -> None:
         self._name = secrets.token_hex(8)
         self._settings = settings
         self._group = group
         self._run = RunFolder.open(settings.run_url)
         # FAISS does not divide a single query: threads are for queries beside each other.
-        self._pool = ThreadPoolExecutor(settings.shard_threads, "search")
+        self._pool = pool or ThreadPoolExecutor(settings.shard_threads, "search")
         self._shards: ResidentVersions[ShardGroup] = ResidentVersions(self._identify, self._load)
         self._shards.load_now(latest_version_number(self._run))
 
