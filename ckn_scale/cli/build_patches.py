@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckn_scale.cli.options import SettingsOptions
 from ckn_scale.cli.output import announce
+
+if TYPE_CHECKING:
+    from ckn_scale.evaluate.builders.patch_set import Tracked
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How much is drawn, and what counts as the same point."""
+
+    points: Annotated[int, typer.Option(min=1, help="Points of either split, evenly of its scenes.")] = 1000
+    views: Annotated[int, typer.Option(min=2, help="Of a point: one query, the others are targets.")] = 10
+    num_images: Annotated[int, typer.Option(min=1, help="Query images of either split; as many targets.")] = (
+        1000
+    )
+    tolerance_px: Annotated[
+        float, typer.Option(min=0.1, help="Of epipolar lines and reprojections, in the cameras' pixels.")
+    ] = 3.0
+    test_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Of the scenes that are for tests; 0: all are for training.")
+    ] = 1 / 3
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0
 
 
 def build_patches(
@@ -23,20 +46,9 @@ def build_patches(
     images: Annotated[
         Path | None, typer.Option(help="What names of images are relative to; by default the model's folder.")
     ] = None,
-    points: Annotated[int, typer.Option(min=1, help="Points of either split, evenly of its scenes.")] = 1000,
-    views: Annotated[int, typer.Option(min=2, help="Of a point: one query, the others are targets.")] = 10,
-    num_images: Annotated[
-        int, typer.Option(min=1, help="Query images of either split; as many targets.")
-    ] = 1000,
-    tolerance_px: Annotated[
-        float, typer.Option(min=0.1, help="Of epipolar lines and reprojections, in the cameras' pixels.")
-    ] = 3.0,
-    test_share: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Of the scenes that are for tests; 0: all are for training.")
-    ] = 1 / 3,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that detect and describe.")] = 2,
     cache: Annotated[Path | None, typer.Option(help="Regions and descriptors are kept there.")] = None,
+    drawn: DrawOptions,
     options: SettingsOptions,
 ) -> None:
     """Patch- and image-retrieval sets from a COLMAP or Bundler reconstruction, split by scene.
@@ -63,12 +75,14 @@ def build_patches(
     from ckn_scale.evaluate.builders.reconstructions import read_reconstructions
     from ckn_scale.evaluate.cache import ContentCache
     from ckn_scale.evaluate.machine import describe_machine
-    from ckn_scale.evaluate.report import format_table, write_json
+    from ckn_scale.evaluate.report import write_json
     from ckn_scale.storage.output_folders import new_folder
 
     set_compute_threads(settings.numerics.threads)
     started, reader = time.monotonic(), make_reader(settings, ContentCache(cache))
-    plan = BuildPlan(points, views, num_images, tolerance_px, test_share, seed)
+    plan = BuildPlan(
+        drawn.points, drawn.views, drawn.num_images, drawn.tolerance_px, drawn.test_share, drawn.seed
+    )
     scenes = read_reconstructions(reconstruction, images)
     with ProgressDisplay() as display, new_folder(out) as folder:
         show = display.show_count
@@ -84,6 +98,12 @@ def build_patches(
             "settings": settings.model_dump(mode="json"),
         }
         write_json(folder / "build.json", content)
+    _print(tracked, splits, out, drawn.views)
+
+
+def _print(tracked: Sequence[Tracked], splits: Mapping[str, Any], out: str, views: int) -> None:
+    from ckn_scale.evaluate.report import format_table
+
     facts = list(tracked[0].facts)
     rows = [[scene.name, *(f"{scene.facts[name]:,}" for name in facts)] for scene in tracked]
     print(format_table(["scene", *(name.replace("_", " ") for name in facts)], rows))

@@ -65,6 +65,51 @@ class EvaluateOptions(SettingsOptions):
 
 
 @dataclass(frozen=True)
+class VectorOptions:
+    """How images become vectors, and how often."""
+
+    regions: Annotated[
+        str | None, typer.Option(help="Half sides of the patch, in detection scales; the preset's.")
+    ] = None
+    smoothing: Annotated[
+        str | None, typer.Option(help="Blurs of the patch, in its pixels; each descriptor's own.")
+    ] = None
+    words: Annotated[int | None, typer.Option(min=1, help="Visual words of the VLAD.")] = None
+    intra: Annotated[Literal["yes", "no", "both"], typer.Option(help="VLAD blocks of unit length.")] = "both"
+    seeds: Annotated[int, typer.Option(min=1, max=20, help="Codebooks to average over.")] = 3
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
+    ] = None
+    reduction_images: Annotated[
+        Path | None,
+        typer.Option(help="Other photographs, to learn on what is done to a VLAD before it is stored."),
+    ] = None
+    dim: Annotated[
+        str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
+    ] = None
+
+    def overrides(self) -> list[str]:
+        return [] if self.words is None else [f"vlad.num_words={self.words}"]
+
+    def places(self, settings: Settings) -> list[Place]:
+        from ckn_scale.evaluate.image_table import Place
+
+        given = self.regions, self.smoothing
+        sides = [settings.patches.region] if given[0] is None else parse_numbers(given[0], "--regions", 0.5)
+        blurs = [None] if given[1] is None else parse_numbers(given[1], "--smoothing", 0.0)
+        return [Place(region, blur) for region in sides for blur in blurs]
+
+    def arguments(self, settings: Settings) -> dict[str, Any]:
+        """What an `ImageTable` takes beside images, descriptors and settings."""
+        return {
+            "seeds": range(self.seeds),
+            "intra_choices": {"yes": [True], "no": [False], "both": [False, True]}[self.intra],
+            "workers": count_workers(self.workers, settings.numerics.device),
+            **find_reduction_images(self.reduction_images, self.dim),
+        }
+
+
+@dataclass(frozen=True)
 class EvidenceOptions:
     """What is measured beyond the vectors, and by which points."""
 
@@ -137,30 +182,12 @@ def images(
     descriptors: Annotated[
         str | None, typer.Option(help="As of `patches`; all of them, or ckn with --verify.")
     ] = None,
-    regions: Annotated[
-        str | None, typer.Option(help="Half sides of the patch, in detection scales; the preset's.")
-    ] = None,
-    smoothing: Annotated[
-        str | None, typer.Option(help="Blurs of the patch, in its pixels; each descriptor's own.")
-    ] = None,
-    words: Annotated[int | None, typer.Option(min=1, help="Visual words of the VLAD.")] = None,
-    intra: Annotated[Literal["yes", "no", "both"], typer.Option(help="VLAD blocks of unit length.")] = "both",
-    seeds: Annotated[int, typer.Option(min=1, max=20, help="Codebooks to average over.")] = 3,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that describe images; by default one per core.")
-    ] = None,
     crop: Annotated[bool, typer.Option(help="Oxford: cut the queries to their box.")] = True,
     distractors: Annotated[
         Path | None,
         typer.Option(help="Photographs that no query should find, with subfolders: they join the set."),
     ] = None,
-    reduction_images: Annotated[
-        Path | None,
-        typer.Option(help="Other photographs, to learn on what is done to a VLAD before it is stored."),
-    ] = None,
-    dim: Annotated[
-        str | None, typer.Option(help="Also a PCA to so many dimensions (512,1024), learned on those.")
-    ] = None,
+    vectors: VectorOptions,
     evidence: EvidenceOptions,
     options: EvaluateOptions,
 ) -> None:
@@ -180,25 +207,18 @@ def images(
     descriptors = descriptors or (
         "ckn" if evidence.stages or evidence.through_index else "sift,rootsift,ckn-grad,ckn-white,ckn,ckn-mix"
     )
-    task = prepare_task(options, data, descriptors, *([] if words is None else [f"vlad.num_words={words}"]))
+    task = prepare_task(options, data, descriptors, *vectors.overrides())
     from ckn_scale.evaluate.image_sets import add_distractors, read_image_set
-    from ckn_scale.evaluate.image_table import Place
 
-    sides = [task.settings.patches.region] if regions is None else parse_numbers(regions, "--regions", 0.5)
-    blurs = [None] if smoothing is None else parse_numbers(smoothing, "--smoothing", 0.0)
-    places = [Place(region, blur) for region in sides for blur in blurs]
-    how = {
-        "seeds": range(seeds),
-        "intra_choices": {"yes": [True], "no": [False], "both": [False, True]}[intra],
-        "workers": count_workers(workers, task.settings.numerics.device),
-        **find_reduction_images(reduction_images, dim),
-    }
+    places, how = vectors.places(task.settings), vectors.arguments(task.settings)
     image_set = read_image_set(data.absolute(), protocol, crop=crop)
     if distractors is not None:
         image_set = add_distractors(image_set, distractors.absolute())
     trained_on = task.options.train_images or (data if data.is_dir() else data.parent)
     if evidence.through_index:
-        task.report(protocol, measure_through_index(task, image_set, trained_on, reduction_images, how))
+        task.report(
+            protocol, measure_through_index(task, image_set, trained_on, vectors.reduction_images, how)
+        )
     elif evidence.stages:
         if len(places) > 1:
             raise InputError("--verify takes one region and one smoothing")
@@ -215,7 +235,6 @@ class Task:
     requests: list[Request]
     cache: ContentCache
     options: EvaluateOptions
-
     data: Path
     pair_networks: Sequence[PairNetwork] = ()
     started: float = field(default_factory=time.monotonic)
