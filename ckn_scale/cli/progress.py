@@ -67,6 +67,13 @@ class ProgressDisplay:
         left_s = self._remaining.estimate(done, total, seconds) if total else None
         self._show(what, format_count(done, total, left_s), done, total)
 
+    def show_line(self, line: str) -> None:
+        """One that stays, above whatever bar comes next."""
+        if not self._quiet:
+            self._close_bar()
+            self._what = ""
+            self._write(line)
+
     def _begin(self, what: str) -> None:
         if what != self._what:
             self._close_bar()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -64,7 +65,7 @@ def study(
     chosen = STUDIES[name]
     if protocol not in chosen.protocols:
         raise InputError(f"the study {name} takes --protocol {' or '.join(chosen.protocols)}, got {protocol}")
-    prepare_folder(out, name)
+    prepare_folder(out, data, name)
     announce(f"study {name}: {chosen.question}")
     names = [one.strip() for one in (descriptors or chosen.descriptors).split(",")]
     measured = {"seeds": range(seeds), "num_photos": photos}
@@ -90,7 +91,7 @@ def write_study(
     from ckn_scale.evaluate.studies.present import draw_study, encode_png, format_study
 
     overrides = [] if options.detector is None else [f'keypoints.detector="{options.detector}"']
-    settings, started = options.load(*overrides), time.monotonic()
+    settings = options.load(*overrides)
     set_compute_threads(settings.numerics.threads)
     with ProgressDisplay() as display:
         bench = Bench(
@@ -105,9 +106,11 @@ def write_study(
             **measured,
         )
         bench.check()
-        rows = run_study(chosen, bench, descriptors, out)
+        log = StudyLog(display)
+        rows = run_study(chosen, bench, descriptors, out, log.add_row)
+        sizes = bench.describe_sizes(settings)
     unit = "score of 4" if protocol == "ukbench" else "mAP in points"
-    text = format_study(chosen.question, unit, rows)
+    text = format_study(chosen.question, unit, sizes, rows)
     print(text)
     if all(row["figure"] is None for row in rows):
         raise InputError(f"nothing could be measured: {rows[0]['reason']}")
@@ -118,14 +121,45 @@ def write_study(
         "unit": unit,
     }
     about |= {"data": str(data.absolute()), "trained_on": str(options.train_images or data), "rows": rows}
-    about |= {"seconds": round(time.monotonic() - started, 1), "machine": describe_machine()}
+    seconds = sum(row.get("seconds", 0.0) for row in rows)
+    about |= {"sizes": sizes, "seconds": round(seconds, 1), "machine": describe_machine()}
     content = {**about, "settings": settings.model_dump(mode="json")}
     write_file(out / "study.txt", f"{text}\n".encode())
     write_json(options.json_file or out / "study.json", content)
     write_file(out / "study.png", encode_png(draw_study(chosen.question, unit, rows)))
 
 
-def prepare_folder(out: Path, name: str) -> None:
+class StudyLog:
+    """A line for each measurement, with the time that the others will take; one for all that were kept."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display, self._began_at = display, time.monotonic()
+        self._kept, self._measured = 0, 0
+
+    def add_row(self, done: int, total: int, row: Mapping[str, Any], kept: bool) -> None:
+        from ckn_scale.evaluate.studies.present import name_place, show_figure
+
+        if kept:
+            self._kept += 1
+            if done == total:
+                self._say_kept(total)
+            return
+        self._say_kept(total)
+        self._measured += 1
+        figure = row["figure"]
+        what = f"{row['panel']} {name_place(row['x'])}, {row['series']}"
+        shown = row["reason"] if figure is None else show_figure(figure, figure)
+        left_s = (time.monotonic() - self._began_at) / self._measured * (total - done)
+        left = f"  about {left_s:.0f} s left" if done < total else ""
+        self._display.show_line(f"{done:>4}/{total}  {what}: {shown}{left}")
+
+    def _say_kept(self, total: int) -> None:
+        if self._kept:
+            self._display.show_line(f"{self._kept:>4}/{total}  measured before")
+            self._kept = 0
+
+
+def prepare_folder(out: Path, data: Path, name: str) -> None:
     """One study each; refused before any work, as is a missing matplotlib."""
     from ckn_scale.evaluate.pictures.chart import require_matplotlib
 
@@ -133,6 +167,8 @@ def prepare_folder(out: Path, name: str) -> None:
     marker = out / "study.name"
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: OUT is a folder")
+    if out.resolve().is_relative_to(data.resolve()):
+        raise InputError(f"{out} lies in {data}, whose images are measured: name a folder elsewhere")
     if out.is_dir() and any(out.iterdir()):
         found = marker.read_text().strip() if marker.is_file() else None
         if found != name:

@@ -148,6 +148,7 @@ class StudyFile(BaseModel):
     protocol: str
     rows: list[StudyRow] = Field(min_length=1)
     data: str = ""
+    sizes: str = ""
     trained_on: str = ""
     seconds: float | None = None
     machine: dict[str, Any] = Field(default_factory=dict)

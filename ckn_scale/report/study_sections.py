@@ -66,7 +66,7 @@ def _show_panel(
         cells.append(
             [
                 name,
-                *(_format(curves[one][number], digits) for one in series),
+                *(_format_row(found.get((x, one)), factor, digits) for one in series),
                 *(Cell(_format(figure, 1), "printed") for figure in of_paper),
             ]
         )
@@ -79,6 +79,14 @@ def _show_panel(
         yield make_figure(chart, f"{panel}: {unit}. All charts of this study have one scale.")
 
 
+def _format_row(row: StudyRow | None, factor: float, digits: int) -> str:
+    """With its deviation over codebooks, where there were several."""
+    if row is None or row.figure is None:
+        return MISSING
+    spread = f" ± {factor * row.spread:.{digits}f}" if row.spread else ""
+    return _format(factor * row.figure, digits) + spread
+
+
 def _format(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
 
@@ -86,8 +94,9 @@ def _format(value: float | None, digits: int) -> str:
 def _list_facts(study: StudyFile) -> list[tuple[str, str]]:
     facts = {
         "data": f"{study.data} ({study.protocol})",
+        "sizes": study.sizes,
         "learned on": Path(study.trained_on).as_posix() if study.trained_on else "",
-        "took": "" if study.seconds is None else f"{study.seconds:,.0f} s, without what was kept from before",
+        "took": "" if study.seconds is None else f"{study.seconds:,.0f} s, without what the cache had",
         "machine": describe_hardware(study.machine),
     }
     return [(name, value) for name, value in facts.items() if value]

@@ -75,7 +75,15 @@ def test_study_goes_on_where_it_was_stopped(scenes, run, cache, tmp_path, monkey
     result = run(*command)
     assert result.exit_code == 0, (result.output, result.exception)
     assert again == ["ckn-grad", "ckn-grad"]  # those of sift were kept
-    rows = json.loads((tmp_path / "out" / "study.json").read_text())["rows"]
+    lines = result.stderr.splitlines()
+    assert "   2/4  measured before" in lines
+    assert any(line.startswith("   3/4  orientation dominant, ckn-grad: ") for line in lines)
+    assert lines[-1].startswith("   4/4  orientation gravity, ckn-grad: ")
+    written = json.loads((tmp_path / "out" / "study.json").read_text())
+    rows = written["rows"]
+    assert written["seconds"] == pytest.approx(sum(row["seconds"] for row in rows))  # of both calls
+    assert "points an image" in written["sizes"]
+    assert written["sizes"] in (tmp_path / "out" / "study.txt").read_text()
     assert [(row["series"], row["x"]) for row in rows][:2] == [("sift", "dominant"), ("sift", "gravity")]
     assert all(0 < row["figure"] <= 1 for row in rows)
     assert rows[0]["figure"] != rows[1]["figure"]
@@ -134,6 +142,25 @@ def test_other_weights_are_measured_again(bench, tmp_path, monkeypatch):
     assert len(calls) == 2
 
 
+def test_other_data_are_measured_again(bench, tmp_path, monkeypatch):
+    photos, calls = tmp_path / "photos", []
+    photos.mkdir()
+    bench = replace(bench, data=photos, train_images=photos)
+    monkeypatch.setattr(Bench, "measure", lambda *call: calls.append(call) or (0.5, 0.0))
+    for content in (b"one", b"one", b"two!"):
+        if not (photos / "a.jpg").exists() or (photos / "a.jpg").read_bytes() != content:
+            (photos / "a.jpg").write_bytes(content)
+        run_study(STUDIES["supervision"], bench, ["sift"], tmp_path / "out")
+    assert len(calls) == 2
+
+
+def test_results_do_not_lie_among_the_data(groups, run):
+    pytest.importorskip("matplotlib")
+    result = run("study", "context", groups, groups / "out", "--protocol", "groups")
+    assert "lies in" in str(result.exception)
+    assert not (groups / "out").exists()
+
+
 def test_wrong_protocol_is_one_sentence(groups, run, tmp_path):
     pytest.importorskip("matplotlib")
     result = run("study", "crop", groups, tmp_path / "out", "--protocol", "groups")
@@ -150,7 +177,7 @@ ROWS = [
 
 def test_table_has_a_line_for_each_place():
     assert arrange(ROWS) == (["x", "a", "b"], [["8", "50.0 ± 1.0", "–"], ["16", "75.0", "–"]])
-    text = format_study("question", "mAP", ROWS)
+    text = format_study("question", "mAP", "4 scenes", ROWS)
     assert text.splitlines()[-2:] == ["not measured:", "b, 8: too small"]
 
 

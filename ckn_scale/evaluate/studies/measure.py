@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from ckn_scale.evaluate.training_images import Progress, find_images
 from ckn_scale.storage.input_files import read_input
 
 Load = Callable[..., Settings]  # overrides as `--set` takes them; a preset by its name
+Row = dict[str, Any]
+OnRow = Callable[[int, int, Row, bool], None]  # how many are done, of how many, the last, whether it was kept
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,26 @@ class Bench:
             read_views(self.data)
         else:
             read_image_set(self.data, self.protocol)
+
+    def describe_sizes(self, settings: Settings) -> str:
+        """How much there was to measure on and to learn from: what a figure is read with."""
+        training, points = settings.training, settings.keypoints.max_keypoints
+        photos = min(settings.sample.num_images, len(find_images(self.train_images)))
+        learned = f"{training.num_patches:,} training patches of {photos:,} photographs"
+        return f"{self._count_data()}; where not varied: {points:,} points an image, {learned}"
+
+    def _count_data(self) -> str:
+        if self.protocol == "photos":
+            return f"{len(choose_photos(find_images(self.data), self.num_photos))} photographs"
+        if self.protocol == "mikolajczyk":
+            scenes = read_scenes(self.data)
+            return f"{len(scenes)} scenes, {sum(len(one.homographies) for one in scenes)} pairs"
+        if self.protocol == "rome":
+            views = read_views(self.data)
+            return f"{views.is_query.sum():,} points, {len(views.is_query):,} views"
+        images = read_image_set(self.data, self.protocol)
+        seeds = f"{len(self.seeds)} codebook{'s' if len(self.seeds) > 1 else ''}"
+        return f"{len(images.database):,} images, {len(images.queries):,} queries, {seeds}"
 
     def measure(self, variant: Variant, folder: Path) -> tuple[float, float]:
         """The figure of a variant, and its deviation over codebooks."""
@@ -137,33 +160,43 @@ def _find_place(places: dict[str, str], name: str) -> str:
     return places[name]
 
 
-def run_study(study: Study, bench: Bench, descriptors: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+def run_study(
+    study: Study, bench: Bench, descriptors: Sequence[str], folder: Path, on_row: OnRow = lambda *_: None
+) -> list[Row]:
     """A row for each variant, in order; those that were measured before are taken from the folder."""
     variants = list(study.list_variants(descriptors))
-    rows = []
-    for done, variant in enumerate(variants):
-        bench.on_progress(f"study {study.name}", done, len(variants))
-        rows.append(_measure_once(bench, variant, folder))
-    bench.on_progress(f"study {study.name}", len(variants), len(variants))
+    about = [bench.protocol, list(bench.seeds), bench.num_photos, *bench.read_weights()]
+    about += [stamp_folder(bench.data), stamp_folder(bench.train_images)]
+    rows: list[Row] = []
+    for variant in variants:
+        row, kept = _measure_once(bench, variant, folder, about)
+        rows.append(row)
+        on_row(len(rows), len(variants), row, kept)
     return rows
 
 
-def _measure_once(bench: Bench, variant: Variant, folder: Path) -> dict[str, Any]:
+def stamp_folder(folder: Path) -> list[list[Any]]:
+    """Its files by name, size and time of change: other data are measured again."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    stamps = [(path.absolute(), path.stat()) for path in found]
+    return [[str(path), status.st_size, status.st_mtime_ns] for path, status in stamps]
+
+
+def _measure_once(bench: Bench, variant: Variant, folder: Path, about: Sequence[Any]) -> tuple[Row, bool]:
     """What cannot be measured (too small a map, a descriptor without weights) is a row with a reason."""
-    row: dict[str, Any] = asdict(variant)
+    row: Row = asdict(variant)
+    started = time.monotonic()
     try:
         settings = bench.resolve(variant)[0].model_dump(mode="json")
-        about: list[Any] = [bench.protocol, str(bench.data.absolute()), str(bench.train_images.absolute())]
-        about += [list(bench.seeds), bench.num_photos, *bench.read_weights()]
-        key = make_key("study", hash_code(), row, settings, *about)
-        kept = folder / "variants" / f"{key}.json"
+        kept = folder / "variants" / f"{make_key('study', hash_code(), row, settings, *about)}.json"
         if kept.is_file():
-            found: dict[str, Any] = json.loads(kept.read_text())
-            return found
+            found: Row = json.loads(kept.read_text())
+            return found, True
         figure, spread = bench.measure(variant, folder)
     except (InputError, ValueError) as error:
-        return {**row, "figure": None, "reason": str(error).splitlines()[0]}
-    row |= {"figure": float(np.float64(figure)), "spread": spread}
+        return {**row, "figure": None, "reason": str(error).splitlines()[0]}, False
+    seconds = round(time.monotonic() - started, 1)
+    row |= {"figure": float(np.float64(figure)), "spread": spread, "seconds": seconds}
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_json(kept, row)
-    return row
+    return row, False

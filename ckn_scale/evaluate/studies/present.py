@@ -26,9 +26,9 @@ def list_panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return panels
 
 
-def format_study(question: str, unit: str, rows: Sequence[Row]) -> str:
+def format_study(question: str, unit: str, sizes: str, rows: Sequence[Row]) -> str:
     """What the command prints and study.txt holds."""
-    parts = [f"{question}; {unit}"]
+    parts = [f"{question}; {unit}", sizes]
     for panel, members in list_panels(rows).items():
         header, cells = arrange(members)
         parts += ["", format_table([panel, *header[1:]], cells)]
