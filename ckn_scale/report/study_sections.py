@@ -60,7 +60,7 @@ def _show_panel(
         curves[one] = [None if row is None or row.figure is None else factor * row.figure for row in at]
     digits, beside = 3 if factor == 1 else 1, [one for one in series if one in printed.figures]
     cells: list[list[str | Cell]] = []
-    for number, x in enumerate(places):
+    for x in places:
         name = x if isinstance(x, str) else f"{x:g}"
         of_paper = [printed.figures[one].get(name) for one in beside]
         cells.append(
