@@ -216,6 +216,13 @@ def wait_for(condition: Callable[[], Any], what: str, driver: Any = None, timeou
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
+def finish(driver: Any) -> tuple[str, str]:
+    """Waits for a process, which must succeed: what it wrote."""
+    stdout, stderr = driver.communicate(timeout=240)
+    assert driver.returncode == 0, stderr
+    return stdout, stderr
+
+
 def _said(process: Any) -> str:
     """What a process that has ended wrote, where it was caught."""
     return process.stderr.read() if process.stderr is not None else ""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import subprocess
 import time
 
 import pytest
 from photo_runs import (
     assert_conserved,
     assert_some_skipped,
-    copy_trained,
     digests_of,
+    finish,
     index_command,
     index_here,
     list_records,
@@ -29,30 +28,14 @@ from ckn_scale.storage.run_folder import RunFolder
 
 
 @pytest.fixture
-def run(reference, tmp_path):
-    """A run whose models are learned, and nothing more."""
-    return copy_trained(reference, tmp_path / "run")
-
-
-@pytest.fixture
-def start_driver(photos, user_env):
-    """`ckn-scale index` on a run, in the background; what is left of it is killed."""
-    drivers = []
+def start_driver(photos, user_env, spawn):
+    """`ckn-scale index` on a run, in the background."""
 
     def start(run, workers, **env):
         command = index_command("index", photos, run, *tiny_options(), "--workers", str(workers))
-        drivers.append(subprocess.Popen(command, env={**user_env, **env}, stderr=subprocess.PIPE, text=True))
-        return drivers[-1]
+        return spawn(command, env={**user_env, **env})
 
-    yield start
-    for driver in drivers:
-        driver.kill()
-        driver.communicate()
-
-
-def _finish(driver):
-    _, stderr = driver.communicate(timeout=240)
-    assert driver.returncode == 0, stderr
+    return start
 
 
 def test_killed_pool_worker_is_replaced_and_its_shard_done_again(run, reference_digests, start_driver):
@@ -62,7 +45,7 @@ def test_killed_pool_worker_is_replaced_and_its_shard_done_again(run, reference_
     os.kill(worker, signal.SIGSTOP)
     time.sleep(0.5)  # if it was between two shards, it has been handed the next one now
     os.kill(worker, signal.SIGKILL)
-    _finish(driver)
+    finish(driver)
     lost = read_events(run, "lost", step="encode_images")
     assert [f"worker {worker} was lost" in event["reason"] for event in lost] == [True]
     assert digests_of(run) == reference_digests
@@ -96,7 +79,7 @@ def test_stopped_worker_that_wakes_after_another_committed_its_shard_loses(
     assert_some_skipped(run)
     assert committed[2].worker["pid"] == os.getpid()
     os.kill(sleeper, signal.SIGCONT)
-    _finish(late)
+    finish(late)
     assert read_commits(run) == committed, "the late commit lost"
     assert (run / "vectors" / written).exists(), "and its file is left to gc"
     assert digests_of(run) == reference_digests
@@ -107,7 +90,7 @@ def test_two_drivers_that_start_at_once_make_one_run(photos, reference_digests, 
     run = tmp_path / "run"
     drivers = [start_driver(run, workers=1) for _ in range(2)]
     for driver in drivers:
-        _finish(driver)
+        finish(driver)
     assert digests_of(run) == reference_digests
     assert_conserved(run)
     assert all(record.name.endswith(".1.json") for record in list_records(run))
@@ -124,7 +107,7 @@ def test_two_drivers_in_the_middle_of_a_run_share_it(run, reference_digests, sta
     for _, sleeper in sleepers:
         os.kill(sleeper, signal.SIGCONT)
     for driver, _ in sleepers:
-        _finish(driver)
+        finish(driver)
     assert digests_of(run) == reference_digests
     assert_conserved(run)
     assert {commit.worker["pid"] for commit in read_commits(run).values()} == {pid for _, pid in sleepers}

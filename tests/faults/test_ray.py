@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
 from photo_runs import (
     assert_conserved,
     assert_some_skipped,
-    copy_trained,
     digests_of,
+    finish,
     index_command,
     index_here,
     read_commits,
@@ -36,33 +35,15 @@ def cluster(user_env):
 
 
 @pytest.fixture
-def run(reference, tmp_path):
-    """A run whose models are learned, and nothing more."""
-    return copy_trained(reference, tmp_path / "run")
-
-
-@pytest.fixture
-def start_driver(cluster):
-    drivers = []
+def start_driver(cluster, spawn):
+    """`ckn-scale index` on the cluster, in the background."""
 
     def start(photos, run, workers, *options):
         command = index_command("index", photos, run, *tiny_options(), "--workers", str(workers), *options)
         command += ["--ray", "auto"]
-        options = {"start_new_session": True, "preexec_fn": listen_to_signals}
-        drivers.append(
-            subprocess.Popen(command, env=cluster.driver_env, stderr=subprocess.PIPE, text=True, **options)
-        )
-        return drivers[-1]
+        return spawn(command, env=cluster.driver_env, start_new_session=True, preexec_fn=listen_to_signals)
 
-    yield start
-    for driver in drivers:
-        driver.kill()
-        driver.communicate()
-
-
-def _finish(driver):
-    _, stderr = driver.communicate(timeout=240)
-    assert driver.returncode == 0, stderr
+    return start
 
 
 def _wait_until_encoding(run, driver, workers):
@@ -90,13 +71,13 @@ def test_three_actors_on_three_nodes_give_the_same_bytes(
     cluster, photos, reference_digests, start_driver, tmp_path
 ):
     run = tmp_path / "run"
-    _finish(start_driver(photos, run, 3))
+    finish(start_driver(photos, run, 3))
     assert digests_of(run) == reference_digests
     assert len({commit.worker["pid"] for commit in read_commits(run).values()}) == 3
 
 
 def test_one_actor_gives_the_same_bytes(run, photos, reference_digests, start_driver):
-    _finish(start_driver(photos, run, 1))
+    finish(start_driver(photos, run, 1))
     assert digests_of(run) == reference_digests
 
 
@@ -111,13 +92,13 @@ def test_interrupted_driver_leaves_no_actor_on_the_cluster(
     assert stderr.splitlines()[-1] == SENTENCE
     assert "Traceback" not in stderr
     wait_for(lambda: not _list_actors(cluster), "its actors are gone")
-    _finish(start_driver(photos, run, 2))
+    finish(start_driver(photos, run, 2))
     assert digests_of(run) == reference_digests
 
 
 def test_poison_images_cost_one_row_each_on_ray(photos, reference, start_driver, tmp_path):
     folder, run = copy_with_poison(photos, tmp_path / "photos"), tmp_path / "run"
-    _finish(start_driver(folder, run, 3, *poison_options(reference)))
+    finish(start_driver(folder, run, 3, *poison_options(reference)))
     assert_two_rows_lost(run)
 
 
@@ -126,7 +107,7 @@ def test_killed_actor_is_replaced_and_its_shard_done_again(run, photos, referenc
     worker = _wait_until_encoding(run, driver, 2).pop()
     _stop_in_a_shard(worker)
     os.kill(worker, signal.SIGKILL)
-    _finish(driver)
+    finish(driver)
     again = [
         event for kind in ("lost", "node_lost") for event in read_events(run, kind, step="encode_images")
     ]
@@ -144,7 +125,7 @@ def test_killed_node_is_left_and_the_work_goes_on_elsewhere(
     for worker in workers.intersection(cluster.list_workers(node)):
         _stop_in_a_shard(worker)
     cluster.kill_node(node)
-    _finish(driver)
+    finish(driver)
     node_lost = read_events(run, "node_lost", step="encode_images")
     assert node_lost, "the node took a shard with it"
     assert not read_events(run, "lost"), "which is not held against the shard"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 from photo_runs import (
     OVERRIDES,
     assert_conserved,
-    copy_trained,
+    finish,
     index_command,
     index_here,
     read_commits,
@@ -37,12 +35,6 @@ from ckn_scale.storage.run_folder import RunFolder
 
 
 @pytest.fixture
-def run(reference, tmp_path):
-    """A run whose models are learned, and nothing more."""
-    return copy_trained(reference, tmp_path / "run")
-
-
-@pytest.fixture
 def more(tmp_path):
     """A folder of two images to append."""
     folder = tmp_path / "more"
@@ -53,29 +45,21 @@ def more(tmp_path):
 
 
 @pytest.fixture
-def start(user_env):
+def start(user_env, spawn):
     """`ckn-scale …` in the background, stopped before a record; call what it returns to wake and end it."""
-    drivers = []
 
     def start_stopped(*arguments, before):
         env = {**user_env, SHARD_VARIABLE: f"data_written:{before}:STOP"}
-        command = index_command(*arguments, *tiny_options())
-        driver = subprocess.Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True)
-        drivers.append(driver)
+        driver = spawn(index_command(*arguments, *tiny_options()), env=env)
         wait_for(lambda: _is_stopped(driver.pid), f"it stops before {before}", driver)
 
         def wake():
             driver.send_signal(signal.SIGCONT)
-            stdout, stderr = driver.communicate(timeout=240)
-            assert driver.returncode == 0, stderr
-            return stdout, stderr
+            return finish(driver)
 
         return wake
 
-    yield start_stopped
-    for driver in drivers:
-        driver.kill()
-        driver.communicate()
+    return start_stopped
 
 
 def _is_stopped(pid):
