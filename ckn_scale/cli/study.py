@@ -118,6 +118,7 @@ def write_study(
         "study": chosen.name,
         "question": chosen.question,
         "protocol": protocol,
+        "x_label": chosen.x_label,
         "unit": unit,
     }
     about |= {"data": str(data.absolute()), "trained_on": str(options.train_images or data), "rows": rows}
@@ -126,7 +127,7 @@ def write_study(
     content = {**about, "settings": settings.model_dump(mode="json")}
     write_file(out / "study.txt", f"{text}\n".encode())
     write_json(options.json_file or out / "study.json", content)
-    write_file(out / "study.png", encode_png(draw_study(chosen.question, unit, rows)))
+    write_file(out / "study.png", encode_png(draw_study(chosen.question, chosen.x_label, unit, rows)))
 
 
 class StudyLog:

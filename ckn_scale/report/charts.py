@@ -13,6 +13,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 DASHES = ("none", "6 3", "2 2")
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 12, 40
 PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 440, 220, 170
+CHARACTER_PX, SLANT_DEG = 6.5, 25  # of a tick's label
 BAR_PX, NAME_PX, VALUE_PX = 18, 190, 150
 
 
@@ -55,14 +56,16 @@ def draw_lines(
 ) -> Element:
     """A curve each, a value (or none) for each of `x`, which are evenly spaced whatever they are.
 
-    The axis has room for the values `among` which these are, so that charts can be compared.
+    Where they are kinds, between which there is nothing, no line joins them. The axis has room for the
+    values `among` which these are, so that charts can be compared.
     """
     values = [value for curve in curves.values() for value in curve if value is not None] + list(among)
     axis, width = choose_axis(values), LEFT + PLOT_WIDTH + RIGHT + LEGEND_WIDTH
-    height = TOP + max(PLOT_HEIGHT + BOTTOM, 18 * len(curves))
     columns = [LEFT + PLOT_WIDTH * (k + 0.5) / len(x) for k in range(len(x))]
     names = [one if isinstance(one, str) else f"{one:g}" for one in x]
-    parts = [*_draw_grid(axis, y_label), *_draw_ticks(columns, names, x_label)]
+    ticks, ticks_height = _draw_ticks(columns, names, x_label)
+    height, joined = TOP + max(PLOT_HEIGHT + ticks_height, 18 * len(curves)), names != list(x)
+    parts = [*_draw_grid(axis, y_label), *ticks]
     for number, (name, curve) in enumerate(curves.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         points = [
@@ -72,7 +75,8 @@ def draw_lines(
         ]
         path = " ".join(f"{left:.1f},{top:.1f}" for left, top in points)
         line = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": dash}
-        parts.append(make("polyline", points=path, fill="none", **line))
+        if joined:
+            parts.append(make("polyline", points=path, fill="none", **line))
         parts += [make("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=3, fill=colour) for left, top in points]
         row, start = TOP + 10 + 18 * number, LEFT + PLOT_WIDTH + RIGHT
         parts.append(make("line", x1=start, x2=start + 22, y1=row, y2=row, **line))
@@ -96,13 +100,19 @@ def _draw_grid(axis: Axis, label: str) -> list[Element]:
 GRID = {"stroke": "#dadce0", "stroke_width": 1}
 
 
-def _draw_ticks(columns: Sequence[float], labels: Sequence[str], label: str) -> list[Element]:
-    below = TOP + PLOT_HEIGHT
-    parts = [
-        make("text", text, x=f"{at:.1f}", y=below + 16, text_anchor="middle")
-        for at, text in zip(columns, labels, strict=True)
-    ]
-    return [*parts, make("text", label, x=LEFT + PLOT_WIDTH / 2, y=below + 34, text_anchor="middle")]
+def _draw_ticks(columns: Sequence[float], labels: Sequence[str], label: str) -> tuple[list[Element], float]:
+    """Slanted where they have no room side by side; with the height that they and the axis' label take."""
+    below, longest = TOP + PLOT_HEIGHT, CHARACTER_PX * max(map(len, labels))
+    slanted = longest > PLOT_WIDTH / len(columns)
+    depth = 16 + (longest * math.sin(math.radians(SLANT_DEG)) if slanted else 0.0)
+    parts = []
+    for at, text in zip(columns, labels, strict=True):
+        place = {"x": f"{at:.1f}", "y": below + 16, "text_anchor": "end" if slanted else "middle"}
+        turn = {"transform": f"rotate(-{SLANT_DEG} {at:.1f} {below + 12})"} if slanted else {}
+        parts.append(make("text", text, **place, **turn))
+    end = below + depth + 18
+    parts.append(make("text", label, x=LEFT + PLOT_WIDTH / 2, y=f"{end:.0f}", text_anchor="middle"))
+    return parts, depth + BOTTOM - 16
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ class StudyFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
     study: str
     question: str
+    x_label: str = ""
     unit: str
     protocol: str
     rows: list[StudyRow] = Field(min_length=1)

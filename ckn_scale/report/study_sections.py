@@ -18,7 +18,7 @@ from ckn_scale.report.html import (
     make_section,
     make_table,
 )
-from ckn_scale.report.paper import PRINTED_STUDIES, PrintedStudy
+from ckn_scale.report.paper import FINDINGS, PRINTED_STUDIES, PrintedStudy
 
 NOTHING_PRINTED = PrintedStudy("", {})
 
@@ -28,12 +28,14 @@ def describe_study(study: StudyFile) -> Element:
     factor = 1.0 if figures and max(figures) > 1 else 100.0
     printed = PRINTED_STUDIES.get((study.study, study.protocol), NOTHING_PRINTED)
     parts: list[Element] = []
+    if study.study in FINDINGS:
+        parts.append(make("p", f"The paper on this: {FINDINGS[study.study]}"))
     for panel in dict.fromkeys(row.panel for row in study.rows):
         rows = [row for row in study.rows if row.panel == panel]
         among = [factor * one for one in figures]
-        parts += _show_panel(panel, rows, factor, study.unit, among, printed)
+        parts += _show_panel(panel, study.x_label or panel, rows, factor, study.unit, among, printed)
     reasons = dict.fromkeys(
-        f"{row.series}, {row.x}: {row.reason}" for row in study.rows if row.figure is None
+        f"{row.series}, {_name(row.x)}: {row.reason}" for row in study.rows if row.figure is None
     )
     if reasons:
         parts += [make("p", "Not measured:"), make("ul", *(make("li", one) for one in reasons))]
@@ -45,6 +47,7 @@ def describe_study(study: StudyFile) -> Element:
 
 def _show_panel(
     panel: str,
+    x_label: str,
     rows: Sequence[StudyRow],
     factor: float,
     unit: str,
@@ -61,7 +64,7 @@ def _show_panel(
     digits, beside = 3 if factor == 1 else 1, [one for one in series if one in printed.figures]
     cells: list[list[str | Cell]] = []
     for x in places:
-        name = x if isinstance(x, str) else f"{x:g}"
+        name = _name(x)
         of_paper = [printed.figures[one].get(name) for one in beside]
         cells.append(
             [
@@ -71,12 +74,16 @@ def _show_panel(
             ]
         )
     yield make("h3", panel)
-    yield make_table([panel, *series, *(f"paper: {one}" for one in beside)], cells)
+    yield make_table([x_label, *series, *(f"paper: {one}" for one in beside)], cells)
     if beside:
         yield make("p", f"Grey: as the paper prints it, measured on {printed.data}.")
     if among and len(places) > 1:
-        chart = draw_lines(places, curves, x_label=panel, y_label=unit, among=[min(among), max(among)])
+        chart = draw_lines(places, curves, x_label=x_label, y_label=unit, among=[min(among), max(among)])
         yield make_figure(chart, f"{panel}: {unit}. All charts of this study have one scale.")
+
+
+def _name(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:g}"
 
 
 def _format_row(row: StudyRow | None, factor: float, digits: int) -> str:

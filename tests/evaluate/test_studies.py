@@ -184,4 +184,4 @@ def test_table_has_a_line_for_each_place():
 def test_picture_has_a_panel_for_each_part():
     pytest.importorskip("matplotlib")
     rows = [{**row, "panel": panel} for panel in "pqrs" for row in ROWS]
-    assert draw_study("q", "mAP", rows).shape[1] > draw_study("q", "mAP", ROWS).shape[1]
+    assert draw_study("q", "", "mAP", rows).shape[1] > draw_study("q", "", "mAP", ROWS).shape[1]

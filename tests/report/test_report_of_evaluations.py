@@ -11,9 +11,9 @@ from report_pages import Page, read_page, report
 
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate.studies.declared import STUDIES
-from ckn_scale.report.charts import choose_axis
+from ckn_scale.report.charts import choose_axis, draw_lines
 from ckn_scale.report.html import make, write_page
-from ckn_scale.report.paper import PRINTED_STUDIES
+from ckn_scale.report.paper import FINDINGS, PRINTED_STUDIES
 
 HOSTILE = "<script>alert(1)<b onload=x>&\"'\udcff\x00.jpg"
 SHOWN = "<script>alert(1)<b onload=x>&\"'\\udcff\\x00.jpg"
@@ -206,7 +206,7 @@ def test_study_has_a_table_and_a_chart_for_each_panel(tmp_path):
     assert page.titles == ["Study: PCA"]
     assert page.tables[0] == [["dims", "none", "full"], ["8", "50.0", "62.5"], ["16", "75.0", "–"]]
     assert page.charts == ["mAP in points by dims: none, full", "mAP in points by orientations: none, full"]
-    assert "full, 16.0: <b>too large</b>" in page.texts
+    assert "full, 16: <b>too large</b>" in page.texts
     file.write_text(json.dumps({**study, "rows": [{"panel": "p"}]}))
     with pytest.raises(InputError, match=r"is not what `ckn-scale study` writes: rows\.0\.series"):
         report(file, "-o", tmp_path / "other.html")
@@ -214,7 +214,7 @@ def test_study_has_a_table_and_a_chart_for_each_panel(tmp_path):
 
 def test_study_of_the_paper_stands_beside_its_figures(tmp_path):
     rows = [
-        {"panel": "queries", "series": name, "x": x, "figure": 0.5}
+        {"panel": "queries", "series": name, "x": x, "figure": 0.5, "spread": 0.012}
         for name in ("sift", "ckn-white")
         for x in ("Hessian-Affine, crop", "dense, crop")
     ]
@@ -224,10 +224,30 @@ def test_study_of_the_paper_stands_beside_its_figures(tmp_path):
     page = report(file, "-o", tmp_path / "report.html")
     assert page.tables[0] == [
         ["queries", "sift", "ckn-white", "paper: sift"],
-        ["Hessian-Affine, crop", "50.0", "50.0", "43.7"],
-        ["dense, crop", "50.0", "50.0", "47.6"],
+        ["Hessian-Affine, crop", "50.0 ± 1.2", "50.0 ± 1.2", "43.7"],
+        ["dense, crop", "50.0 ± 1.2", "50.0 ± 1.2", "47.6"],
     ]
+    assert any("Whole queries favour dense points" in text for text in page.texts)
     assert any("measured on Oxford5k, 55 queries" in text for text in page.texts)
+
+
+def test_lines_join_numbers_and_no_kinds():
+    """Long names of kinds are slanted, and the chart is as much higher."""
+    values = {"sift": [1.0, 2.0]}
+    numbers = draw_lines([8.0, 16.0], values, x_label="x", y_label="y")
+    kinds = draw_lines(["dense, no crop" * 3, "crop"], values, x_label="x", y_label="y")
+    assert len(numbers.findall("polyline")) == 1
+    assert not kinds.findall("polyline")
+    assert len(kinds.findall("circle")) == 2
+    assert [one.text for one in kinds.findall("text") if "rotate(-25" in one.get("transform", "")] == [
+        "dense, no crop" * 3,
+        "crop",
+    ]
+    assert float(kinds.get("height")) > float(numbers.get("height"))
+
+
+def test_every_study_says_what_the_paper_found():
+    assert list(FINDINGS) == list(STUDIES)
 
 
 @pytest.mark.parametrize("printed", PRINTED_STUDIES, ids="-".join)

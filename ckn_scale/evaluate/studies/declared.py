@@ -37,6 +37,7 @@ class Study:
     list_variants: Callable[[Sequence[str]], Iterator[Variant]]  # from the descriptors that are asked for
     descriptors: str
     protocols: tuple[str, ...] = ("mikolajczyk", "rome", "holidays", "ukbench", "oxford", "groups")
+    x_label: str = ""  # by default the name of the panel
 
 
 def vary_network(descriptors: Sequence[str]) -> Iterator[Variant]:
@@ -130,7 +131,7 @@ STUDIES = {
     study.name: study
     for study in (
         Study("network", "hyper-parameters of CKN-grad", vary_network, "ckn-grad"),
-        Study("projection", "PCA dimensions × whitening", vary_projection, CKNS),
+        Study("projection", "PCA dimensions × whitening", vary_projection, CKNS, x_label="dimensions"),
         Study("dense", "dense points with the same and with changed pooling", vary_points, BOTH),
         Study("crop", "cropped and whole queries", vary_crop, "sift,ckn-grad", ("oxford",)),
         Study("gravity", "dominant orientation against gravity", vary_orientation, BOTH),

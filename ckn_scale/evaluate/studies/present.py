@@ -60,13 +60,14 @@ def show_figure(value: float, scale: float) -> str:
     return f"{value:.3f}" if scale > 1 else f"{100 * value:.1f}"
 
 
-def draw_study(question: str, unit: str, rows: Sequence[Row]) -> np.ndarray:
-    """(H, W, 3) uint8: a panel each, all on one scale."""
-    measured = [row["figure"] for row in rows if row["figure"] is not None]
-    factor = 1.0 if max(measured) > 1 else 100.0
-    low, high = factor * min(measured), factor * max(measured)
+def draw_study(question: str, x_label: str, unit: str, rows: Sequence[Row]) -> np.ndarray:
+    """(H, W, 3) uint8: a panel each, all on one scale; without an `x_label` a panel's name is its own."""
+    measured = [row for row in rows if row["figure"] is not None]
+    factor = 1.0 if max(row["figure"] for row in measured) > 1 else 100.0
+    low = factor * min(row["figure"] - (row.get("spread") or 0.0) for row in measured)
+    high = factor * max(row["figure"] + (row.get("spread") or 0.0) for row in measured)
     margin = max(0.08 * (high - low), 0.01 * factor)
-    panels = list(_make_panels(rows, factor))
+    panels = list(_make_panels(rows, x_label, factor))
     picture = draw_panels(
         panels, y_label=unit, y_limits=(low - margin, high + margin), columns=PANELS_PER_ROW
     )
@@ -77,13 +78,18 @@ def encode_png(picture: np.ndarray) -> bytes:
     return cv2.imencode(".png", picture[..., ::-1])[1].tobytes()
 
 
-def _make_panels(rows: Sequence[Row], factor: float) -> Iterator[Panel]:
+def _make_panels(rows: Sequence[Row], x_label: str, factor: float) -> Iterator[Panel]:
     for panel, members in list_panels(rows).items():
         places, series = (list(dict.fromkeys(row[name] for row in members)) for name in ("x", "series"))
-        found = {(row["x"], row["series"]): row["figure"] for row in members}
-        curves = {}
+        found = {(row["x"], row["series"]): row for row in members if row["figure"] is not None}
+        curves, spreads = {}, {}
         for one in series:
-            figures = [found.get((x, one)) for x in places]
-            curves[one] = np.array([np.nan if value is None else factor * value for value in figures])
+            at = [found.get((x, one)) for x in places]
+            curves[one] = np.array([np.nan if row is None else factor * row["figure"] for row in at])
+            spread = np.array([0.0 if row is None else factor * (row.get("spread") or 0.0) for row in at])
+            if spread.any():
+                spreads[one] = spread
+        title, label = (panel, x_label) if x_label else ("", panel)
+        joined = not any(isinstance(x, str) for x in places)
         ticks = [name_place(x) for x in places]
-        yield Panel(panel, "", list(range(len(places))), curves, ticks)
+        yield Panel(title, label, list(range(len(places))), curves, ticks, spreads, joined)
