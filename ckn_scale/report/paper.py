@@ -244,8 +244,8 @@ PRINTED_STUDIES: dict[tuple[str, str], PrintedStudy] = {  # by study and protoco
 }
 
 FINDINGS = {  # what its text says, by study
-    "network": "10 and 12 orientations are slightly better than the 16 that were kept; the best of the others "
-    "are sub-patches of 4, pooling of 3 and 2, 1,024 filters, and 0.001 for α (RomePatches-Train).",
+    "network": "10 and 12 orientations are slightly better than the 16 that were kept; the best others "
+    "are sub-patches of 4, pooling of 3 and 2, 1,024 filters, and a quantile of 0.001 (RomePatches-Train).",
     "projection": "Semi-whitening is best for CKN-grad and CKN-white, full whitening slightly better for "
     "CKN-raw; 1,024 dimensions were kept (RomePatches-Train, where SIFT has 91.6).",
     "dense": "Descriptors of dense points need more invariance: with the same pooling CKN-white loses, with "
