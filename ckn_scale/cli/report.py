@@ -52,11 +52,17 @@ def report(
     from ckn_scale.report.html import write_page
 
     sections = list(list_sections(sources, examples))
-    names = ", ".join(source.rstrip("/").rpartition("/")[2] for source in sources)
+    names = ", ".join(map(name_source, sources))
     subtitle = f"Written by {describe_hardware(describe_machine())}"
     page = write_page(title or f"ckn-scale: {names}", subtitle, sections)
     write_file(out, page)
     print(f"{out}: {len(sections)} parts, {len(page) / 1e6:.1f} MB")
+
+
+def name_source(source: str) -> str:
+    """The last part of its path; every study's file is study.json, so it goes by its folder."""
+    parts = source.removesuffix("/study.json").rstrip("/").split("/")
+    return parts[-1]
 
 
 def list_sections(sources: list[str], examples: int) -> Iterator[Element]:
@@ -64,7 +70,7 @@ def list_sections(sources: list[str], examples: int) -> Iterator[Element]:
     from ckn_scale.report.evaluation_sections import list_evaluation_sections
     from ckn_scale.report.evaluations import Evaluation, StudyFile, read_measured
     from ckn_scale.report.run_sections import list_run_sections
-    from ckn_scale.report.study_sections import describe_study
+    from ckn_scale.report.study_sections import list_study_sections
     from ckn_scale.storage.run_folder import RunFolder
 
     files = [source for source in sources if source.endswith(".json")]
@@ -81,4 +87,4 @@ def list_sections(sources: list[str], examples: int) -> Iterator[Element]:
             yield from list_run_pictures(run, examples, title=title)
         yield settings
     yield from list_evaluation_sections([one for one in measured if isinstance(one, Evaluation)])
-    yield from map(describe_study, (one for one in measured if isinstance(one, StudyFile)))
+    yield from list_study_sections([one for one in measured if isinstance(one, StudyFile)])

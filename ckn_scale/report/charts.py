@@ -60,7 +60,8 @@ def draw_lines(
     values `among` which these are, so that charts can be compared.
     """
     values = [value for curve in curves.values() for value in curve if value is not None] + list(among)
-    axis, width = choose_axis(values), LEFT + PLOT_WIDTH + RIGHT + LEGEND_WIDTH
+    axis, with_legend = choose_axis(values), len(curves) > 1
+    width = LEFT + PLOT_WIDTH + RIGHT + (LEGEND_WIDTH if with_legend else 0)
     columns = [LEFT + PLOT_WIDTH * (k + 0.5) / len(x) for k in range(len(x))]
     names = [one if isinstance(one, str) else f"{one:g}" for one in x]
     ticks, ticks_height = _draw_ticks(columns, names, x_label)
@@ -78,10 +79,17 @@ def draw_lines(
         if joined:
             parts.append(make("polyline", points=path, fill="none", **line))
         parts += [make("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=3, fill=colour) for left, top in points]
-        row, start = TOP + 10 + 18 * number, LEFT + PLOT_WIDTH + RIGHT
-        parts.append(make("line", x1=start, x2=start + 22, y1=row, y2=row, **line))
-        parts.append(make("text", name, x=start + 28, y=row + 4))
+        if with_legend:
+            parts += _draw_legend(number, name, line if joined else {"stroke": colour, "stroke_width": 6})
     return _make_svg(parts, width, height, f"{y_label} by {x_label}: {', '.join(curves)}")
+
+
+def _draw_legend(number: int, name: str, line: Mapping[str, object]) -> list[Element]:
+    row, start = TOP + 10 + 18 * number, LEFT + PLOT_WIDTH + RIGHT
+    return [
+        make("line", x1=start, x2=start + 22, y1=row, y2=row, **line),
+        make("text", name, x=start + 28, y=row + 4),
+    ]
 
 
 def _draw_grid(axis: Axis, label: str) -> list[Element]:

@@ -251,11 +251,12 @@ def describe_hardware(machine: Mapping[str, Any]) -> str:
 
 def list_settings(settings: Mapping[str, Any]) -> Element:
     """Every setting by its path, as `--set` takes it."""
-    lines = [make("div", f"{path} = {value}") for path, value in _flatten(settings)]
+    lines = [make("div", f"{path} = {value}") for path, value in flatten(settings)]
     return make("div", *lines, class_="settings")
 
 
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """`{"vlad": {"num_words": 64}}` → `vlad.num_words`, `64`."""
     if isinstance(value, dict):
         pairs = [(str(key), one) for key, one in value.items()]
     elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
@@ -264,7 +265,7 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, str(value)
         return
     for key, one in pairs:
-        yield from _flatten(one, f"{path}.{key}" if path else key)
+        yield from flatten(one, f"{path}.{key}" if path else key)
 
 
 def format_time(seconds: float) -> str:

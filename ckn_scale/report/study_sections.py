@@ -1,4 +1,7 @@
-"""Studies as sections of the report: a table and a chart for each setting that was varied."""
+"""Studies as sections of the report: a table and a chart for each setting that was varied.
+
+All charts of a study have one scale.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckn_scale.report.charts import draw_lines
-from ckn_scale.report.evaluation_sections import describe_hardware, list_settings
+from ckn_scale.report.evaluation_sections import describe_hardware, flatten, list_settings
 from ckn_scale.report.evaluations import StudyFile, StudyRow
 from ckn_scale.report.html import (
     MISSING,
@@ -14,7 +17,6 @@ from ckn_scale.report.html import (
     Element,
     make,
     make_facts,
-    make_figure,
     make_section,
     make_table,
 )
@@ -23,7 +25,13 @@ from ckn_scale.report.paper import FINDINGS, PRINTED_STUDIES, PrintedStudy
 NOTHING_PRINTED = PrintedStudy("", {})
 
 
-def describe_study(study: StudyFile) -> Element:
+def list_study_sections(studies: Sequence[StudyFile]) -> Iterator[Element]:
+    """Settings of the first in full, of the others what is different."""
+    for study in studies:
+        yield describe_study(study, None if study is studies[0] else studies[0])
+
+
+def describe_study(study: StudyFile, first: StudyFile | None) -> Element:
     figures = [row.figure for row in study.rows if row.figure is not None]
     factor = 1.0 if figures and max(figures) > 1 else 100.0
     printed = PRINTED_STUDIES.get((study.study, study.protocol), NOTHING_PRINTED)
@@ -40,8 +48,7 @@ def describe_study(study: StudyFile) -> Element:
     if reasons:
         parts += [make("p", "Not measured:"), make("ul", *(make("li", one) for one in reasons))]
     parts += [make("h3", "How it was measured"), make_facts(_list_facts(study))]
-    if study.settings:
-        parts += [make("h3", "Settings where the study does not vary them"), list_settings(study.settings)]
+    parts += _show_settings(study, first)
     return make_section(f"Study: {study.question}", *parts)
 
 
@@ -74,12 +81,26 @@ def _show_panel(
             ]
         )
     yield make("h3", panel)
-    yield make_table([x_label, *series, *(f"paper: {one}" for one in beside)], cells)
-    if beside:
-        yield make("p", f"Grey: as the paper prints it, measured on {printed.data}.")
+    parts = [make_table([x_label, *series, *(f"paper: {one}" for one in beside)], cells)]
     if among and len(places) > 1:
         chart = draw_lines(places, curves, x_label=x_label, y_label=unit, among=[min(among), max(among)])
-        yield make_figure(chart, f"{panel}: {unit}. All charts of this study have one scale.")
+        parts.append(make("figure", chart))
+    yield make("div", *parts, class_="panel")
+    if beside:
+        yield make("p", f"Grey: as the paper prints it, measured on {printed.data}.")
+
+
+def _show_settings(study: StudyFile, first: StudyFile | None) -> Iterator[Element]:
+    if not study.settings:
+        return
+    yield make("h3", "Settings where the study does not vary them")
+    if first is None:
+        yield list_settings(study.settings)
+        return
+    known = dict(flatten(first.settings))
+    changed = {path: value for path, value in flatten(study.settings) if known.get(path) != value}
+    yield make("p", f"As of the first study{', but:' if changed else '.'}")
+    yield list_settings(changed)
 
 
 def _name(x: float | str) -> str:

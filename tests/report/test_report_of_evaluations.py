@@ -231,6 +231,19 @@ def test_study_of_the_paper_stands_beside_its_figures(tmp_path):
     assert any("measured on Oxford5k, 55 queries" in text for text in page.texts)
 
 
+def test_settings_of_further_studies_are_what_differs(tmp_path):
+    rows = [{"panel": "dims", "series": "none", "x": 8, "figure": 0.5}]
+    study = {"study": "projection", "question": "PCA", "unit": "mAP", "protocol": "rome", "rows": rows}
+    files = [tmp_path / name / "study.json" for name in ("one", "two")]
+    for words, file in zip((64, 32), files, strict=True):
+        file.parent.mkdir()
+        file.write_text(json.dumps({**study, "settings": {"vlad": {"num_words": words, "seed": 0}}}))
+    page = report(*files, "-o", tmp_path / "report.html")
+    assert "ckn-scale: one, two" in page.texts
+    assert page.source.count("vlad.num_words = 64") == page.source.count("vlad.num_words = 32") == 1
+    assert page.source.count("vlad.seed = 0") == 1
+
+
 def test_lines_join_numbers_and_no_kinds():
     """Long names of kinds are slanted, and the chart is as much higher."""
     values = {"sift": [1.0, 2.0]}
