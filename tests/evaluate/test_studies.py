@@ -124,9 +124,7 @@ def test_homography_of_a_change_leads_to_its_pixels(kind):
     image = cv2.GaussianBlur(photo("astronaut", 120), (0, 0), 3)
     changed, homography = change_photo(image, kind, CHANGES[kind][0])
     x, y, w = homography @ np.array([60.0, 50, 1])
-    expected = (
-        change_photo(image, "light, a power", CHANGES[kind][0])[0] if kind.startswith("light") else image
-    )
+    expected = change_photo(image, "light, gamma", CHANGES[kind][0])[0] if kind.startswith("light") else image
     there = changed[round(y / w), round(x / w)].astype(int)
     assert np.abs(there - expected[50, 60]).max() <= 12
 
@@ -165,6 +163,8 @@ def test_wrong_protocol_is_one_sentence(groups, run, tmp_path):
     pytest.importorskip("matplotlib")
     result = run("study", "crop", groups, tmp_path / "out", "--protocol", "groups")
     assert "the study crop takes --protocol oxford, got groups" in str(result.exception)
+    result = run("study", "context", groups, tmp_path / "out", "--protocol", "rome")
+    assert "the study context takes --protocol mikolajczyk or holidays or" in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 

@@ -126,16 +126,19 @@ def vary_changes(descriptors: Sequence[str]) -> Iterator[Variant]:
                 yield Variant(kind, name, amount, name, change=(kind, amount))
 
 
+DETECTED = ("mikolajczyk", "holidays", "ukbench", "oxford", "groups")  # rome's patches are cut already
 BOTH, CKNS = "sift,ckn-grad,ckn-white", "ckn-grad,ckn-white"
 STUDIES = {
     study.name: study
     for study in (
         Study("network", "hyper-parameters of CKN-grad", vary_network, "ckn-grad"),
         Study("projection", "PCA dimensions × whitening", vary_projection, CKNS, x_label="dimensions"),
-        Study("dense", "dense points with the same and with changed pooling", vary_points, BOTH),
+        Study("dense", "dense points with the same and with changed pooling", vary_points, BOTH, DETECTED),
         Study("crop", "cropped and whole queries", vary_crop, "sift,ckn-grad", ("oxford",)),
-        Study("gravity", "dominant orientation against gravity", vary_orientation, BOTH),
-        Study("context", "how much a region shows around its point", vary_region, f"rootsift,{BOTH}"),
+        Study("gravity", "dominant orientation against gravity", vary_orientation, BOTH, DETECTED),
+        Study(
+            "context", "how much a region shows around its point", vary_region, f"rootsift,{BOTH}", DETECTED
+        ),
         Study("training", "amount of training data", vary_training, CKNS),
         Study(
             "supervision",

@@ -68,9 +68,8 @@ def draw_study(question: str, x_label: str, unit: str, rows: Sequence[Row]) -> n
     high = factor * max(row["figure"] + (row.get("spread") or 0.0) for row in measured)
     margin = max(0.08 * (high - low), 0.01 * factor)
     panels = list(_make_panels(rows, x_label, factor))
-    picture = draw_panels(
-        panels, y_label=unit, y_limits=(low - margin, high + margin), columns=PANELS_PER_ROW
-    )
+    columns = 2 if len(panels) == 4 else PANELS_PER_ROW  # a square, not three and one
+    picture = draw_panels(panels, y_label=unit, y_limits=(low - margin, high + margin), columns=columns)
     return add_caption(picture, question.replace("×", "by").replace("α", "alpha"))
 
 

@@ -17,7 +17,7 @@ from ckn_scale.evaluate.regions import ImageFile
 
 CHANGES: dict[str, tuple[float, ...]] = {
     "blur in pixels": (0.5, 1, 2, 3, 4),
-    "light, a power": (0.3, 0.5, 0.75, 1.5, 2, 3),
+    "light, gamma": (0.3, 0.5, 0.75, 1.5, 2, 3),
     "turn in degrees": (5, 10, 20, 45, 90, 180),
     "scale, a factor": (0.35, 0.5, 0.7, 1.4),
 }
