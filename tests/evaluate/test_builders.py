@@ -67,6 +67,15 @@ def test_undistort_inverts_distort():
     np.testing.assert_allclose(plain.distort(np.array([[255.0, 110]])), [[expected, 110]])
 
 
+@pytest.mark.filterwarnings("error")
+def test_pixels_that_a_lens_cannot_show_have_no_place():
+    """A short focal length with k1 = -0.23, as pycolmap gave it to a photograph: the corners have no inverse."""
+    camera = replace(CAMERA, focal_px=(286.0, 286.0), centre_px=(320.0, 240.0), radial=(-0.23, 0.0))
+    found = camera.undistort(np.array([[320.0, 240.0], [420.0, 300.0], [640.0, 480.0]]))
+    np.testing.assert_allclose(camera.distort(found[:2]), [[320, 240], [420, 300]], atol=0.1)
+    assert np.isnan(found[2]).all()
+
+
 def test_epipolar_distance_is_that_to_the_line(photos_of_scenes):
     first, second = photos_of_scenes[1][0].views[:2]
     scene = np.random.default_rng(0).uniform(-0.3, 0.3, (20, 3))

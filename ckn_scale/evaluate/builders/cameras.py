@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-UNDISTORT_STEPS = 20
+UNDISTORT_STEPS = 50
+UNDISTORTED_PX = 0.1
 REFINE_STEPS = 3
 
 
@@ -29,12 +30,18 @@ class Camera:
         return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
 
     def undistort(self, points_px: np.ndarray) -> np.ndarray:
-        """(N, 2) pixels of the image → of the pinhole, by fixed-point iteration."""
+        """(N, 2) pixels of the image → of the pinhole, by fixed-point iteration.
+
+        NaN where it finds none: what a reconstruction says of a lens need not hold in its corners.
+        """
         distorted = (points_px - self.centre_px) / self.focal_px
         ideal = distorted.copy()
-        for _ in range(UNDISTORT_STEPS if any((*self.radial, *self.tangential)) else 0):
-            ideal = distorted - (self._distort(ideal) - ideal)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(UNDISTORT_STEPS if any((*self.radial, *self.tangential)) else 0):
+                ideal = distorted - (self._distort(ideal) - ideal)
+            missed_px = np.abs((self._distort(ideal) - distorted) * self.focal_px).max(axis=1, initial=0)
         pixels: np.ndarray = ideal * self.focal_px + self.centre_px
+        pixels[~(missed_px <= UNDISTORTED_PX)] = np.nan
         return pixels
 
     def distort(self, points_px: np.ndarray) -> np.ndarray:
