@@ -69,7 +69,7 @@ def test_undistort_inverts_distort():
 
 @pytest.mark.filterwarnings("error")
 def test_pixels_that_a_lens_cannot_show_have_no_place():
-    """A short focal length with k1 = -0.23, as pycolmap gave it to a photograph: the corners have no inverse."""
+    """A short focal length with k1 = -0.23, as pycolmap gave it to a photograph."""
     camera = replace(CAMERA, focal_px=(286.0, 286.0), centre_px=(320.0, 240.0), radial=(-0.23, 0.0))
     found = camera.undistort(np.array([[320.0, 240.0], [420.0, 300.0], [640.0, 480.0]]))
     np.testing.assert_allclose(camera.distort(found[:2]), [[320, 240], [420, 300]], atol=0.1)
