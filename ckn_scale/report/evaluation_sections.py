@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckn_scale.report.charts import draw_lines
-from ckn_scale.report.evaluations import Evaluation, Result
+from ckn_scale.report.evaluations import Answered, Evaluation, Example, Result
 from ckn_scale.report.html import (
     MISSING,
     Cell,
@@ -38,7 +38,7 @@ def list_evaluation_sections(evaluations: Sequence[Evaluation]) -> Iterator[Elem
         if members:
             yield make_section(title, *_compare(members))
     for evaluation in evaluations:
-        yield describe_evaluation(evaluation)
+        yield describe_evaluation(evaluation, None if evaluation is evaluations[0] else evaluations[0])
 
 
 def _list_plain(evaluation: Evaluation) -> dict[str, Result]:
@@ -52,7 +52,7 @@ def _compare(evaluations: Sequence[Evaluation]) -> Iterator[Element]:
     measured = list(dict.fromkeys(name for column in plain for name in column))
     known = [name for name in NAMES if any(name in one.figures for columns in printed for one in columns)]
     of_paper = {name.rpartition(":")[2] for name in measured}
-    order = [*sorted(measured, key=_place), *(name for name in known if name not in of_paper)]
+    order = sorted([*measured, *(name for name in known if name not in of_paper)], key=_place)
     header, notes = ["descriptor", "dim"], []
     for evaluation, columns in zip(evaluations, printed, strict=True):
         header += [f"{evaluation.title}: here", *(f"paper: {one.title}" for one in columns)]
@@ -81,7 +81,7 @@ def _compare_row(
     shown = printed_name(name) or name
     title = shown if ":" not in name else f"{shown} ({name})"
     row: list[str | Cell] = [title if found else Cell(title, "printed")]
-    row.append(str(found.dim) if found and found.dim else MISSING)
+    row.append(f"{found.dim:,}" if found and found.dim else MISSING)
     for evaluation, column, columns in zip(evaluations, plain, printed, strict=True):
         row.append(_show_here(evaluation, column, name))
         for one in columns:
@@ -110,15 +110,14 @@ def _explain_data(evaluation: Evaluation, columns: Sequence[Printed]) -> str:
     return here + (there or ". The paper has no such set")
 
 
-def describe_evaluation(evaluation: Evaluation) -> Element:
+def describe_evaluation(evaluation: Evaluation, first: Evaluation | None) -> Element:
     """All rows, curves, examples, and how it was measured."""
     parts: list[Element] = [make_table(*_list_rows(evaluation))]
     parts += _draw_curves(evaluation)
     parts += _show_examples(evaluation)
     parts.append(make("h3", "How it was measured"))
     parts.append(make_facts(_list_facts(evaluation)))
-    if evaluation.settings:
-        parts += [make("h3", "Settings"), list_settings(evaluation.settings)]
+    parts += show_settings("Settings", evaluation.settings, None if first is None else first.settings)
     return make_section(f"{evaluation.title}: {evaluation.protocol}", *parts)
 
 
@@ -220,8 +219,15 @@ def _show_examples(evaluation: Evaluation) -> Iterator[Element]:
         score = f"{example.score:.2f}" if evaluation.measure == "map" else f"{example.score:g}"
         query = show_photo(Path(example.query), example.box)
         title = f"{Path(example.query).name}: {score}, {example.relevant} to be found"
-        tiles = [(show_photo(Path(one.image)), Path(one.image).name, one.right) for one in example.answer]
+        shown_images = _cut_answer(example)
+        tiles = [(show_photo(Path(one.image)), Path(one.image).name, one.right) for one in shown_images]
         yield show_answer(query, title, tiles)
+
+
+def _cut_answer(example: Example) -> list[Answered]:
+    """Up to the last that was to be found, if all are there: what follows must be something else."""
+    right = [number for number, one in enumerate(example.answer) if one.right]
+    return example.answer[: right[-1] + 1] if len(right) >= example.relevant > 0 else example.answer
 
 
 def _list_facts(evaluation: Evaluation) -> list[tuple[str, str]]:
@@ -247,6 +253,22 @@ def describe_hardware(machine: Mapping[str, Any]) -> str:
         f"{machine.get('cpu', '?')}, {machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB"
     )
     return "; ".join([where, ", ".join(f"{name} {release}" for name, release in made_with)])
+
+
+def show_settings(
+    title: str, settings: Mapping[str, Any], first: Mapping[str, Any] | None
+) -> Iterator[Element]:
+    """In full, or what differs from those of the first of its kind."""
+    if not settings:
+        return
+    yield make("h3", title)
+    if not first:
+        yield list_settings(settings)
+        return
+    known = dict(flatten(first))
+    changed = {path: value for path, value in flatten(settings) if known.get(path) != value}
+    yield make("p", f"As of the first of this report{', but:' if changed else '.'}")
+    yield list_settings(changed)
 
 
 def list_settings(settings: Mapping[str, Any]) -> Element:

@@ -20,6 +20,7 @@ class Printed:
 
 NAMES = {
     "sift": "SIFT",
+    "rootsift": "RootSIFT",  # which it does not have
     "alexnet-conv1": "AlexNet-conv1",
     "alexnet-conv2": "AlexNet-conv2",
     "alexnet-conv3": "AlexNet-conv3",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckn_scale.report.charts import draw_lines
-from ckn_scale.report.evaluation_sections import describe_hardware, flatten, list_settings
+from ckn_scale.report.evaluation_sections import describe_hardware, show_settings
 from ckn_scale.report.evaluations import StudyFile, StudyRow
 from ckn_scale.report.html import (
     MISSING,
@@ -48,7 +48,8 @@ def describe_study(study: StudyFile, first: StudyFile | None) -> Element:
     if reasons:
         parts += [make("p", "Not measured:"), make("ul", *(make("li", one) for one in reasons))]
     parts += [make("h3", "How it was measured"), make_facts(_list_facts(study))]
-    parts += _show_settings(study, first)
+    title = "Settings where the study does not vary them"
+    parts += show_settings(title, study.settings, None if first is None else first.settings)
     return make_section(f"Study: {study.question}", *parts)
 
 
@@ -88,19 +89,6 @@ def _show_panel(
     yield make("div", *parts, class_="panel")
     if beside:
         yield make("p", f"Grey: as the paper prints it, measured on {printed.data}.")
-
-
-def _show_settings(study: StudyFile, first: StudyFile | None) -> Iterator[Element]:
-    if not study.settings:
-        return
-    yield make("h3", "Settings where the study does not vary them")
-    if first is None:
-        yield list_settings(study.settings)
-        return
-    known = dict(flatten(first.settings))
-    changed = {path: value for path, value in flatten(study.settings) if known.get(path) != value}
-    yield make("p", f"As of the first study{', but:' if changed else '.'}")
-    yield list_settings(changed)
 
 
 def _name(x: float | str) -> str:
