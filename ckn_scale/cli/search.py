@@ -51,10 +51,20 @@ class SearchOptions:
         ),
     ] = None
 
+    group_copies: Annotated[
+        bool,
+        typer.Option("--group-copies", help="Of hits that are near-copies of each other only the best."),
+    ] = False
+
     def arguments(self) -> dict[str, Any]:
         """What `Index.search` and a server take beside the image and k."""
         expansion: Expansion = "discriminative" if self.discriminative else self.expand
-        return {"verify": self.verify, "expand": expansion, "filter": self.filters or None}
+        return {
+            "verify": self.verify,
+            "expand": expansion,
+            "filter": self.filters or None,
+            "group_copies": self.group_copies,
+        }
 
 
 def search(
@@ -232,7 +242,12 @@ def _search_one(
 
 
 def _describe_answer(query: str | int, answer: Answer | LocalAnswer) -> dict[str, Any]:
-    result: dict[str, Any] = {"query": query, "hits": [hit.to_form() for hit in answer]}
+    copies = answer.copies
+    grouped = [{"copies": list(copies[hit.image_id])} if copies.get(hit.image_id) else {} for hit in answer]
+    result: dict[str, Any] = {
+        "query": query,
+        "hits": [{**hit.to_form(), **more} for hit, more in zip(answer, grouped, strict=True)],
+    }
     if answer.found is not None:
         result["found"] = answer.found
     if getattr(answer, "partial", False):
@@ -274,7 +289,8 @@ def _print_hit(hit: dict[str, Any]) -> None:
     kept = "".join(f"  {name}={value}" for name, value in hit["columns"].items() if value is not None)
     verdict = "match" if hit.get("match") else "     "
     evidence = f"  {verdict}  {hit['inliers']:4d} inliers" if "inliers" in hit else ""
-    print(f"  {hit['score']:.4f}{evidence}  {hit['uri']}{kept}")
+    copies = f"  and {len(hit['copies'])} near-copies" if hit.get("copies") else ""
+    print(f"  {hit['score']:.4f}{evidence}  {hit['uri']}{kept}{copies}")
 
 
 def _print_verdict(result: dict[str, Any], decision: Decision) -> None:

@@ -37,6 +37,7 @@ from ckn_scale.search.evidence import (
     rank_best,
 )
 from ckn_scale.search.filters import FilterLike, as_filter
+from ckn_scale.search.hit_copies import COPIES_DEPTH, CopyFinder, keep_all
 from ckn_scale.search.hits import Answer as Answer
 from ckn_scale.search.hits import Hit
 from ckn_scale.search.matches import PairMatch, match_encoded, match_stored
@@ -77,6 +78,7 @@ class Index:
         self.calibration = calibration or Calibration()
         self._encoder = encoder
         self._shards = shards
+        self._copies = CopyFinder(shards)
         self._threads = threads  # none: whatever the process has
 
     def __len__(self) -> int:
@@ -110,6 +112,7 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        group_copies: bool = False,
     ) -> Answer: ...
     @overload
     def search(
@@ -120,6 +123,7 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        group_copies: bool = False,
     ) -> list[Answer]: ...
     def search(
         self,
@@ -130,6 +134,7 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        group_copies: bool = False,
     ) -> Answer | list[Answer]:
         """The `k` indexed images that show most likely the same (or all, where there are fewer), best first.
 
@@ -138,7 +143,8 @@ class Index:
         compares points: hits then have `match`, `inliers`, `box` and `transform`, and an answer is `found` or
         not; by default where the index has points. `expand` asks once more together with the verified hits,
         which finds more of the same thing; "discriminative" by what tells them from other images.
-        `filter` admits some images only: "year>=2020", or a list of such.
+        `filter` admits some images only: "year>=2020", or a list of such. With `group_copies` an answer has
+        of near-copies of each other only the best, and `answer.copies` the ids of the others.
         Raises ImageRejected when an image is missing, cannot be read or shows nothing to describe, InputError
         when a filter does not fit or there are no points to verify by, and TypeError or ValueError for what
         is no image, an empty list, k < 1 or a box without area.
@@ -147,7 +153,8 @@ class Index:
         verify = self._resolve_verify(verify, expand)
         is_list = isinstance(image, list | tuple)
         queries = self._encode(_as_list(image, box), box)
-        answers = self.search_queries(queries, k, verify=verify, expand=expand, filter=filter)
+        options: dict[str, Any] = {"verify": verify, "expand": expand, "filter": filter}
+        answers = self.search_queries(queries, k, **options, group_copies=group_copies)
         return answers if is_list else answers[0]
 
     def similar(
@@ -158,6 +165,7 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        group_copies: bool = False,
     ) -> Answer:
         """The `k` images that show most likely the same as an indexed one, which is not among them.
 
@@ -166,7 +174,7 @@ class Index:
         """
         query = self._load_query(image_id)
         options: dict[str, Any] = {"verify": verify, "expand": expand, "filter": filter}
-        return self.search_queries([query], k, **options, without=image_id)[0]
+        return self.search_queries([query], k, **options, group_copies=group_copies, without=image_id)[0]
 
     def match(self, one: ImageLike | int, other: ImageLike | int, box: Box | None = None) -> PairMatch:
         """Which points of two images match under one transform: files, arrays, …, or ids of indexed images.
@@ -205,6 +213,7 @@ class Index:
         verify: bool | None = None,
         expand: Expansion = False,
         filter: FilterLike | None = None,
+        group_copies: bool = False,
         without: int | None = None,
     ) -> list[Answer]:
         """The answers for images that `encode_query` encoded, together in less time than alone.
@@ -218,18 +227,21 @@ class Index:
         chosen = as_filter(filter)
         allowed = None if chosen is None else self._shards.allow(chosen)
         vectors = np.stack([query.vector for query in queries])
-        count = max(k, SHORTLIST) if verify else k
+        depth = max(k, COPIES_DEPTH) if group_copies else k
+        count = max(depth, SHORTLIST) if verify else depth
         similarity, image_ids = self._shards.find(vectors, count + (without is not None), allowed=allowed)
         found = [leave_out(*one, without, count) for one in zip(image_ids, similarity, strict=True)]
+        drop_copies = self._copies.leave_out if group_copies else keep_all
         if not verify:
-            return [Answer(self._shards.describe(ids, values)) for ids, values in found]
+            kept = [drop_copies(self._shards.describe(*one)) for one in found]
+            return [Answer(hits[:k], copies=copies) for hits, copies in kept]
         centroids = self._encoder.points.centroids if expand and self._encoder.points is not None else None
         candidates = GroupCandidates(self._shards, centroids, allowed, without)
         answers = []
         for query, (ids, values) in zip(queries, found, strict=True):
             ranking = _rank(self._shards, candidates, query, (ids, values), expand)
-            ranked = rank_best(ranking, self.calibration, k)
-            answers.append(Answer(add_evidence(self._shards, ranked), verified=True))
+            ranked, copies = drop_copies(rank_best(ranking, self.calibration, depth))
+            answers.append(Answer(add_evidence(self._shards, ranked[:k]), verified=True, copies=copies))
         return answers
 
     def _resolve_verify(self, verify: bool | None, expand: Expansion) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,11 +61,22 @@ class Hit:
 
 
 class Answer(list[Hit]):
-    """Hits, best first."""
+    """Hits, best first.
 
-    def __init__(self, hits: Iterable[Hit] = (), *, verified: bool = False) -> None:
+    `copies` has, with group_copies, by a hit's id those of hits that show the same picture and were left out.
+    """
+
+    def __init__(
+        self,
+        hits: Iterable[Hit] = (),
+        *,
+        verified: bool = False,
+        copies: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         super().__init__(hits)
         self.verified = verified
+        shown = {hit.image_id for hit in self}
+        self.copies = {one: tuple(ids) for one, ids in (copies or {}).items() if one in shown}
 
     @property
     def found(self) -> bool | None:

@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias, TypeVar
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.search.evidence import RankedCandidate
 from ckn_scale.search.filters import Filter
+from ckn_scale.search.hit_copies import COPIES_DEPTH
 from ckn_scale.search.hits import Hit
 from ckn_scale.search.matches import PairMatch
 
 Ranked = TypeVar("Ranked", Hit, RankedCandidate)
 Expansion: TypeAlias = Literal[False, True, "discriminative"]
-COPIES_DEPTH = 100  # hits among which copies are looked for, at least
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Which hits of an answer are near-copies of each other, by the notion of `core/copies.py`.
-
-Pairs of hits whose stored vectors are far more alike than the collection at large are verified by their
-points, like those of `ckn-scale copies`. Groups give stored rows and points of what they own.
-"""
+"""`search/hit_copies.py` over groups: they give stored rows and points of what they own."""
 
 from __future__ import annotations
 
@@ -10,31 +6,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 import numpy as np
 
-from ckn_scale.core.copies import (
-    COPY_DEVIATIONS,
-    MIN_INLIERS,
-    MIN_SHARE,
-    NEIGHBOURS,
-    SAME_SCORE,
-    VERIFIED_DEVIATIONS,
-    ScoredPairs,
-    SignRows,
-    StoredRows,
-    VectorRows,
-    find_components,
-    find_levels,
-    find_pairs,
-    restore_rows,
-)
+from ckn_scale.core.copies import SAME_SCORE, ScoredPairs, SignRows, StoredRows, VectorRows, restore_rows
 from ckn_scale.core.evidence import QueryPoints
+from ckn_scale.search.hit_copies import find_alike, is_copy, name_groups
 from ckn_scale.serving.messages import Encoded
 from ckn_scale.serving.rounds import Rounds
-
-NUM_REFERENCES = 256  # images that the collection at large is judged by
-MOST_COMPARED = 300  # hits of an answer
 
 
 async def find_copies(
@@ -45,12 +25,11 @@ async def find_copies(
     rows = await load_rows(rounds, np.sort(np.asarray(image_ids, np.int64)))
     if len(rows.ids) < 2:
         return {}
-    deviations = VERIFIED_DEVIATIONS if has_points else COPY_DEVIATIONS
-    loop = asyncio.get_running_loop()
-    pairs = await loop.run_in_executor(executor, _find_pairs, rows, references, deviations)
+    find = partial(find_alike, rows, references, verified=has_points)
+    pairs = await asyncio.get_running_loop().run_in_executor(executor, find)
     if has_points:
         pairs = pairs.take(np.flatnonzero(await verify_pairs(rounds, pairs)))
-    return dict(zip(*(part.tolist() for part in find_components(pairs.first, pairs.second)), strict=True))
+    return name_groups(pairs)
 
 
 async def load_rows(rounds: Rounds, image_ids: np.ndarray) -> SignRows | VectorRows:
@@ -63,11 +42,6 @@ async def load_rows(rounds: Rounds, image_ids: np.ndarray) -> SignRows | VectorR
     places = np.concatenate([owned[group] for group in found])
     order = np.argsort(places)
     return restore_rows(image_ids[places[order]], np.concatenate(list(found.values()))[order])
-
-
-def _find_pairs(rows: StoredRows, references: StoredRows, deviations: float) -> ScoredPairs:
-    levels = find_levels(rows, references, deviations)
-    return find_pairs(rows, levels, rows, levels, NEIGHBOURS)
 
 
 async def verify_pairs(rounds: Rounds, pairs: ScoredPairs) -> np.ndarray:
@@ -84,8 +58,7 @@ async def verify_pairs(rounds: Rounds, pairs: ScoredPairs) -> np.ndarray:
     )
     for (one, rows), inliers in zip(asked.items(), verified, strict=True):
         for row, count in zip(rows, inliers, strict=True):
-            fewer = min(len(points[one]), len(points[int(pairs.second[row])]))
-            agree[row] = count >= max(MIN_INLIERS, MIN_SHARE * fewer)
+            agree[row] = is_copy(count, points[one], points[int(pairs.second[row])])
     return agree
 
 

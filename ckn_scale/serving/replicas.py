@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ckn_scale.core.copies import take_rows
 from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.core.expansion import widen_points
 from ckn_scale.core.images import make_preview
@@ -32,6 +31,7 @@ from ckn_scale.search.evidence import (
     verify_points_of,
 )
 from ckn_scale.search.filters import Filter
+from ckn_scale.search.hit_copies import read_rows
 from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.search.matches import PairMatch, match_encoded, match_stored
 from ckn_scale.search.shard import ShardGroup
@@ -200,7 +200,7 @@ class ShardReplica:
         return await self._compute(_load_vectors, version, image_ids)
 
     async def load_rows(self, version: int, image_ids: np.ndarray) -> np.ndarray:
-        return await self._compute(_load_rows, version, image_ids)
+        return await self._compute(read_rows, version, image_ids)
 
     async def load_query(self, version: int, image_id: int) -> Encoded | None:
         query = await self._compute(load_query, version, image_id)
@@ -244,11 +244,6 @@ def _load_hits(
 
 def _load_vectors(shards: ShardGroup, image_ids: np.ndarray) -> np.ndarray:
     return GroupCandidates(shards, None).load_vectors(image_ids)
-
-
-def _load_rows(shards: ShardGroup, image_ids: np.ndarray) -> np.ndarray:
-    """What the index keeps of ascending ids, as `core/copies.py` compares it."""
-    return np.concatenate([take_rows(shard.index, rows).data for shard, _, rows in shards.locate(image_ids)])
 
 
 def _draw(shards: ShardGroup, count: int) -> DrawnImages:

@@ -16,11 +16,12 @@ from ckn_scale.core.copies import StoredRows
 from ckn_scale.core.evidence import SHORTLIST, QueryPoints
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.search.evidence import rank_best
+from ckn_scale.search.hit_copies import MOST_COMPARED, NUM_REFERENCES, list_copies
 from ckn_scale.search.hits import IndexedImage
 from ckn_scale.serving.answers import MatchAnswer, PhaseClock, Ranked, SearchAnswer, SearchOptions
 from ckn_scale.serving.expansion import expand
 from ckn_scale.serving.health import HungGroups
-from ckn_scale.serving.hit_copies import MOST_COMPARED, NUM_REFERENCES, find_copies, load_rows
+from ckn_scale.serving.hit_copies import find_copies, load_rows
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import (
     Box,
@@ -179,12 +180,7 @@ class SearchRouter:
         references = await self._references(rounds.version)
         ids = [one.image_id for one in ranked[:MOST_COMPARED]]
         groups = await find_copies(rounds, ids, references, self._threads)
-        best: dict[int, int] = {}  # of each group
-        copies: dict[int, list[int]] = {}
-        for image_id in ids:
-            first = best.setdefault(groups.get(image_id, image_id), image_id)
-            if first != image_id:
-                copies.setdefault(first, []).append(image_id)
+        copies = list_copies(ids, groups)
         left_out = {image_id for members in copies.values() for image_id in members}
         return [one for one in ranked if one.image_id not in left_out], copies
 

@@ -124,6 +124,17 @@ def test_the_command_finds_planted_copies_and_writes_them(run, tmp_path, command
     assert list(verify_run(RunFolder.open(str(run))).problems) == []
 
 
+def test_a_search_shows_the_best_of_copies_when_it_is_asked_to(planted, command_line):
+    photo = planted.parent / "photos" / f"{COPIED[0]}.jpg"
+    (asked,) = parse(command_line("search", planted, photo, "-k", "27", "--group-copies", "--json"))[
+        "results"
+    ]
+    assert len(asked["hits"]) == 27 - 12
+    assert sorted(len(hit["copies"]) for hit in asked["hits"] if "copies" in hit) == [3, 3, 3, 3]
+    printed = command_line("search", planted, photo, "-k", "2", "--group-copies").stdout
+    assert printed.splitlines()[2].endswith("and 3 near-copies")
+
+
 def test_groups_are_the_planted_ones_at_any_cut_and_on_any_worker(planted, run, reference, tmp_path):
     found = find(run)
     assert name_groups(found) == EXPECTED

@@ -11,6 +11,7 @@ from synthetic_index import publish_synthetic, random_units
 from synthetic_points import make_candidates, make_query, serialise_candidates
 
 from ckn_scale.core.copies import ScoredPairs
+from ckn_scale.search import hit_copies
 from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query
 from ckn_scale.search.filters import Filter
@@ -173,8 +174,26 @@ def test_copies_among_the_hits_are_grouped_under_the_best(tmp_path, has_points):
     assert ask(router, group_copies=True, wanted=Filter.parse("image_id in 500")).hits == []
 
 
+@pytest.mark.parametrize("has_points", [True, False])
+def test_an_index_in_one_process_groups_the_same_copies(tmp_path, has_points):
+    made, router = publish_copies(tmp_path, has_points)
+    index = Index(made.version, SimpleNamespace(points=None), ShardGroup(made.run.store, made.manifest))
+    query = Query(made.vectors[7], make_query() if has_points else None)
+    served = ask(router, k=130, group_copies=True)
+    (answer,) = index.search_queries([query], 130, group_copies=True)
+    assert list(answer) == served.hits
+    assert {one: list(ids) for one, ids in answer.copies.items()} == served.copies
+    (short,) = index.search_queries([query], 2, group_copies=True)
+    assert (list(short), short.copies) == (served.hits[:2], answer.copies)
+    similar = index.similar(7, 3, group_copies=True)
+    assert [len(ids) for ids in similar.copies.values()] == [1]  # 40 and 90 under the better one
+    assert index.search_queries([query], 2)[0].copies == {}
+
+
 def test_what_only_looks_like_a_copy_does_not_pass_geometry(tmp_path):
     made, router = publish_copies(tmp_path, has_points=True)
     rounds = Rounds(router.ask_group, describe_version(made.run, made.version, NUM_GROUPS))
     alike = ScoredPairs(np.array([7, 7, 8, 40]), np.array([40, 41, 9, 90]), np.array([0.5, 0.5, 0.9995, 0.5]))
-    assert asyncio.run(verify_pairs(rounds, alike)).tolist() == [True, False, True, True]
+    agree = [True, False, True, True]
+    assert asyncio.run(verify_pairs(rounds, alike)).tolist() == agree
+    assert hit_copies.verify_pairs(ShardGroup(made.run.store, made.manifest), alike).tolist() == agree
