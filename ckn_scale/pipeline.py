@@ -16,7 +16,7 @@ from ckn_scale.errors import CorruptData, InputError, RunFailed
 from ckn_scale.runners.devices import find_device
 from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driver
 from ckn_scale.step import Step, allow_mix
-from ckn_scale.steps.augment_index import AugmentIndex, list_augmented_shards
+from ckn_scale.steps.augment_index import AugmentIndex, list_augmented_shards, number_searched
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards, write_build_manifest
 from ckn_scale.steps.certify_index import CertifyIndex, make_certificate
 from ckn_scale.steps.compress_index import (
@@ -295,7 +295,8 @@ def _publish_candidate(driver: Driver, candidate: Candidate, *, accept: bool) ->
     if only_deletes(run, candidate, shards) and (version := publish_deletions(run)) is not None:
         return version.number
     manifest = write_build_manifest(built, candidate.dead.ids, shards)
-    drawn = draw_queries(run, candidate.segments, built.shard_ids(), candidate.current, candidate.dead.ids)
+    numbers = number_searched(built, shards)
+    drawn = draw_queries(run, candidate.segments, numbers, candidate.current, candidate.dead.ids)
     draw = write_draw(run, drawn)
     driver.run_step(PlantQueries(run, manifest, draw))
     certified = driver.run_step(CertifyIndex(run, manifest, draw))

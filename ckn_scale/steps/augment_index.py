@@ -25,7 +25,7 @@ from ckn_scale.search.shard import map_index
 from ckn_scale.step import ShardResult, Step, WorkerSettings
 from ckn_scale.steps.build_index import BuildIndex, list_index_shards
 from ckn_scale.steps.encode_images import EncodeImages
-from ckn_scale.storage.builds import count_neighbouring_shards
+from ckn_scale.storage.builds import count_neighbouring_shards, number_rows
 from ckn_scale.storage.deletions import find_dead, read_deletions
 from ckn_scale.storage.index_files import IndexManifest, IndexShard
 from ckn_scale.storage.run_folder import (
@@ -110,6 +110,16 @@ def restore_built(run: RunFolder, manifest: IndexManifest) -> IndexManifest:
     return replace(
         manifest, shards=tuple(replace(shard, index=files[shard.shard]) for shard in manifest.shards)
     )
+
+
+def number_searched(built: BuildIndex, shards: Sequence[IndexShard]) -> Sequence[int]:
+    """Numbers of a build's index shards by what a search finds in them.
+
+    With `index.augment` a purge or retry changes rows of shards that are built as before.
+    """
+    if built.settings.index.augment:
+        return [number_rows(shard.shard, shard.index) for shard in shards]
+    return built.shard_ids()
 
 
 def number_built(shard: IndexShard) -> int:

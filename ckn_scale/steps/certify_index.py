@@ -33,6 +33,7 @@ from ckn_scale.search.evidence import gather_evidence
 from ckn_scale.search.random_pairs import PairCounts, draw_others, expand_strengths
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.step import ShardResult, Step, WorkerSettings
+from ckn_scale.steps.augment_index import number_searched
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.draw_queries import QueryOutcome, name_encoder, write_outcomes
 from ckn_scale.steps.plant_queries import HITS_LOOKED_AT, PlantQueries, unpack_points
@@ -262,7 +263,7 @@ def make_certificate(step: CertifyIndex) -> Certificate:
     lower = wilson_lower(first, len(outcomes), publish.confidence)
     everywhere = [one for one in outcomes if one.unasked_rows == 0]
     new = {image.image_id for image in draw.asked[: draw.new]}
-    numbers = BuildIndex(step.run, manifest.build).shard_ids()
+    numbers = number_searched(BuildIndex(step.run, manifest.build), manifest.shards)
     return Certificate(
         queries=len(outcomes),
         asked=len(step.asked),

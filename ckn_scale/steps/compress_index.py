@@ -21,11 +21,11 @@ from ckn_scale.search.cache import FileCache
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.shortlist import QUANTISER, load_quantiser, open_codes, predict_memory
 from ckn_scale.step import ShardResult, Step, WorkerSettings
-from ckn_scale.steps.augment_index import number_built
+from ckn_scale.steps.augment_index import number_built, number_searched
 from ckn_scale.steps.build_index import BuildIndex
 from ckn_scale.steps.certify_index import CertifyIndex, PlantedQuery
 from ckn_scale.steps.learn_quantiser import LearnQuantiser
-from ckn_scale.storage.builds import number_rows, position_of
+from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import (
     IndexManifest,
     ShortCodes,
@@ -72,9 +72,7 @@ class MakeCodes(Step):
         return Quantiser.from_part(load_model(self.run.store, QUANTISER, self.quantiser_file))
 
     def shard_ids(self) -> Sequence[int]:
-        if self.settings.index.augment:  # other rows may stand for what was built
-            return [number_rows(shard.shard, shard.index) for shard in self.manifest.shards]
-        return BuildIndex(self.run, self.manifest.build).shard_ids()
+        return number_searched(BuildIndex(self.run, self.manifest.build), self.manifest.shards)
 
     def apply(self, shard_id: int, attempt: str, worker: WorkerSettings) -> ShardResult:
         position, device = position_of(shard_id), self.settings.numerics.device

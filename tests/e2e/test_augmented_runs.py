@@ -22,6 +22,8 @@ from ckn_scale.runs.verify import verify_run
 from ckn_scale.search.engine import open_index
 from ckn_scale.search.shard import ShardGroup
 from ckn_scale.steps.augment_index import restore_built
+from ckn_scale.steps.draw_queries import read_draw
+from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.run_folder import RunFolder
 
@@ -160,6 +162,11 @@ def test_a_purge_leaves_nothing_of_an_image_in_the_rows_of_others(augmented, ref
     assert gone not in rows_of(run, after)
     old = {shard.index.path for shard in before.shards}
     assert not any((run / path).exists() for path in old), "sums with the image are removed"
+    pairs = zip(after.shards, before.shards, strict=True)
+    other = [one.shard for one, was in pairs if one.index.sha256 != was.index.sha256]
+    asked = read_draw(opened, RunFolder.open(str(run)).versions.latest().certificate.draw)
+    assert len(other) > 1
+    assert list(map(position_of, asked.new_shards)) == other, "also where only rows of neighbours are others"
     assert not verify_run(RunFolder.open(str(run))).problems
     make_run(photos, run, reference, "index.augment=2")
     assert manifest_of(run) == after
