@@ -136,6 +136,7 @@ def test_from_part_refuses_what_does_not_fit():
         ({"layers": (LayerSpec(3, 8, 3),)}, "patch_px 1, got 3"),
         ({"alpha_quantile": 1.5}, "got 1.5"),
         ({"position_step": 0}, "position_step must be"),
+        ({"shrink": 0}, "shrink must be ≥ 1, got 0"),
         ({"position_step": 2}, "must divide layer one's subsampling 3, got 2"),
         ({"channel": "white"}, "patch_px ≥ 2, got 1"),
     ],

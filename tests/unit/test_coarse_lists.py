@@ -42,6 +42,19 @@ def test_reading_blocks_gives_the_clusters_of_all_rows_at_once(monkeypatch):
     assert max(read) == 70, "never more than a block is in memory"
 
 
+def test_lists_are_learned_to_the_end_by_the_direction_of_rows_alone():
+    """More iterations would hardly help, and lengths that are powers of two change no bit."""
+    rows = groups(20, 30, 256)
+    codes = learn_lists(rows.__getitem__, len(rows), 20, seed=0)
+    longest = cluster(torch.from_numpy(rows), 20, iterations=40, seed=0, spherical=True).numpy()
+    learned = choose_codec(256).decode(codes)
+    fit, best = ((rows @ one.T).max(axis=1).mean() for one in (learned, longest))
+    assert fit > 0.99 * best
+    lengths = 2.0 ** (np.arange(len(rows), dtype=np.float32) % 7)
+    long = rows * lengths[:, None]
+    np.testing.assert_array_equal(learn_lists(long.__getitem__, len(long), 20, seed=0), codes)
+
+
 def test_the_same_rows_give_the_same_bytes():
     rows = unit_rows(200, SIGNS_FROM_DIM)
     once, again = (learn_lists(rows.__getitem__, 200, 5, 0) for _ in range(2))
