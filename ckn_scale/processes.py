@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
@@ -55,13 +55,23 @@ class KillableChild(Generic[Answer]):
 
     def call(self, *arguments: Any, deadline_s: float) -> Answer:
         """What `function` returns or raises; ChildOverdue or ChildDied when it does neither."""
+        self.send(*arguments)
+        return self.receive(deadline_s)
+
+    def send(self, *arguments: Any) -> None:
+        """The first half of a call; others may compute beside it until `receive`."""
         pipe = self._pipe or self.start()
-        try:
+        with suppress(OSError):  # what became of the child `receive` says
             pipe.send(arguments)
-            if not pipe.poll(deadline_s):
+
+    def receive(self, deadline_s: float) -> Answer:
+        """The second half."""
+        assert self._pipe is not None, "send comes first"
+        try:
+            if not self._pipe.poll(deadline_s):
                 self.kill()
                 raise ChildOverdue(f"not done within {deadline_s:g} s")
-            answer, error = cast(tuple[Answer, BaseException | None], pipe.recv())
+            answer, error = cast(tuple[Answer, BaseException | None], self._pipe.recv())
         except (EOFError, OSError):
             raise ChildDied(self.kill(EXIT_ALLOWANCE_S)) from None
         if error is not None:

@@ -35,11 +35,12 @@ class Classes:
         self.network = nn.Sequential(self.layers, nn.Flatten(), nn.Dropout(_DROPOUT), head)
         start_weights(self.network, seed)
 
-    def measure_loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        labels = torch.randint(len(self.groups), (batch_size,), generator=generator)
+    def measure_loss(self, places: range, generator: torch.Generator) -> Tensor:
+        labels = torch.randint(len(self.groups), (len(places),), generator=generator)
         patches = np.stack([_choose(self.groups[one], generator) for one in labels.tolist()])
-        views = draw_views(patches, self.architecture.input_px, generator)
-        return nn.functional.cross_entropy(self.network(self.architecture.prepare(views)), labels)
+        views = place(draw_views(patches, self.architecture.input_px, generator), self.network)
+        scores = self.network(self.architecture.prepare(views))
+        return nn.functional.cross_entropy(scores, place(labels, self.network))
 
     def export(self) -> dict[str, np.ndarray]:
         return export_layers(self.layers)
@@ -63,9 +64,12 @@ class Pairs:
         self.network = self.joint.layers if self.joint is not None else find_architectures(name)[0].build()
         start_weights(self.network, seed)
 
-    def measure_loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        matching = torch.arange(batch_size) % 2 == 0
-        left, right = self._draw_pairs(matching.tolist(), generator)
+    def measure_loss(self, places: range, generator: torch.Generator) -> Tensor:
+        matching = [number % 2 == 0 for number in places]
+        left, right = (place(one, self.network) for one in self._draw_pairs(matching, generator))
+        return self._measure_pairs(left, right, place(torch.tensor(matching), self.network))
+
+    def _measure_pairs(self, left: Tensor, right: Tensor, matching: Tensor) -> Tensor:
         if self.joint is not None:
             scores = self.joint.score(left, right)
             return nn.functional.softplus(torch.where(matching, -scores, scores)).mean()
@@ -131,13 +135,19 @@ class Labels:
                 state[name] = torch.from_numpy(start[name].copy())
         self.network.load_state_dict(state)
 
-    def measure_loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        chosen = torch.randint(len(self.labels), (batch_size,), generator=generator)
+    def measure_loss(self, places: range, generator: torch.Generator) -> Tensor:
+        chosen = torch.randint(len(self.labels), (len(places),), generator=generator)
         crops = torch.stack([draw_crop(self.read(one), generator) for one in chosen.tolist()])
-        return nn.functional.cross_entropy(self.network(self.prepare(crops)), self.labels[chosen])
+        scores = self.network(self.prepare(place(crops, self.network)))
+        return nn.functional.cross_entropy(scores, place(self.labels[chosen], self.network))
 
     def export(self) -> dict[str, np.ndarray]:
         return export_layers(self.network)
+
+
+def place(values: Tensor, network: nn.Module) -> Tensor:
+    """On the device of the network."""
+    return values.to(next(network.parameters()).device)
 
 
 def draw_views(patches: np.ndarray, side: int, generator: torch.Generator) -> Tensor:

@@ -1,38 +1,35 @@
 """Networks of the paper's other systems, trained here: data from folders, checkpoints, a file of weights.
 
-A checkpoint lies beside the result until that is written; it is gone on from when it was begun with the same
-recipe and data.
+Each step is shared by the workers of a group. A checkpoint lies beside the result until that is written; it
+is gone on from when it was begun with the same recipe and data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save as save_arrays
 
 from ckn_scale.config import SampleSettings
-from ckn_scale.core.alexnet_training import make_classifier
-from ckn_scale.core.descriptors.weight_files import decode_weights
-from ckn_scale.core.images import decode_image
-from ckn_scale.core.network_objectives import VIEW_MARGIN, Classes, Labels, Pairs
-from ckn_scale.core.network_training import Objective, Recipe, train_network
+from ckn_scale.core.gradient_sums import PartialSum
+from ckn_scale.core.network_objectives import VIEW_MARGIN
+from ckn_scale.core.network_training import Recipe, train_network
 from ckn_scale.core.specs import ImageSpec, KeypointSpec, PatchSpec
-from ckn_scale.errors import ImageRejected, InputError
+from ckn_scale.errors import InputError
 from ckn_scale.evaluate.cache import ContentCache
+from ckn_scale.evaluate.gradient_tasks import GradientTask, PieceGradients, TaskData
 from ckn_scale.evaluate.patch_sets import read_views
 from ckn_scale.evaluate.regions import RegionReader
-from ckn_scale.evaluate.report import write_file
+from ckn_scale.evaluate.training_files import TrainingFiles
 from ckn_scale.evaluate.training_images import Progress, draw_patches, find_images
-from ckn_scale.storage.input_files import read_input
 
-_KEY = "ckn_scale_training"
 SAVE_EVERY = 500  # steps
 
 
@@ -51,7 +48,7 @@ TASKS = {
 
 
 def make_recipe(name: str, data: Path, *, seed: int = 0, **given: int | float | None) -> Recipe:
-    """The default one with what is `given` over it (steps, batch_size, rate)."""
+    """The default one with what is `given` over it (steps, batch_size, rate, num_drops, num_pieces)."""
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     try:
         recipe = replace(TASKS[name], seed=seed, **chosen)
@@ -63,6 +60,35 @@ def make_recipe(name: str, data: Path, *, seed: int = 0, **given: int | float | 
     return recipe
 
 
+class Group(Protocol):
+    """Workers that compute gradients of pieces: see `runners/worker_groups.py`."""
+
+    @property
+    def size(self) -> int: ...
+
+    def call_all(
+        self, shared: tuple[int, Sequence[np.ndarray]], parts: Sequence[range]
+    ) -> list[PieceGradients]: ...
+
+
+OpenGroup = Callable[[GradientTask], AbstractContextManager[Group]]
+
+
+@contextmanager
+def compute_here(task: GradientTask) -> Iterator[Group]:
+    """This process is all the workers there are."""
+
+    class Alone:
+        size = 1
+
+        def call_all(
+            self, shared: tuple[int, Sequence[np.ndarray]], parts: Sequence[range]
+        ) -> list[PieceGradients]:
+            return [task(*shared, part) for part in parts]
+
+    yield Alone()
+
+
 def train(
     name: str,
     data: Path,
@@ -71,45 +97,81 @@ def train(
     *,
     start: str | None = None,
     num_classes: int = 16_000,
+    device: str = "cpu",
+    threads: int = 1,
+    open_group: OpenGroup = compute_here,
     on_progress: Progress = lambda what, done, total: None,
-) -> float:
-    """Write the weights to `out`; called again after it was stopped, it goes on. The mean loss of the end."""
-    objective = make_objective(name, data, recipe.seed, start, num_classes, on_progress)
-    checkpoint = Checkpoint.of(out, name, recipe, data, start)
-    losses: list[float] = []
+) -> float | None:
+    """Write the weights to `out`; called again after it was stopped, it goes on. The mean loss of the end.
+
+    None when `out` is there already, of the same recipe and data.
+    """
+    if (start is not None) != (name == "alexnet-landmarks"):
+        raise InputError(f"--start is for alexnet-landmarks, which needs it: AlexNet's weights; got {name}")
+    learned = {"network": name, "recipe": asdict(recipe), "start": start, "classes": num_classes}
+    files = TrainingFiles(out, _state_facts(data, **learned, device=device, threads=threads))
+    if files.is_done():
+        return None
+    if start is None and not files.has_patches():
+        files.write_patches(_read_patches(name, data, num_classes, recipe.seed, on_progress))
+    task = GradientTask(TaskData(name, data, files.patches, start, recipe.seed), recipe, device, threads)
+    saved, arithmetic = files.read_checkpoint()
+    objective, losses = task.data.open(), []
 
     def show(step: int, loss: float) -> None:
         losses.append(loss)
-        del losses[:-100]
         on_progress(name, step, recipe.steps)
 
-    try:
-        train_network(
-            objective, recipe, checkpoint.read(), on_step=show, save=checkpoint.write, save_every=SAVE_EVERY
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    write_file(out, save_arrays(objective.export(), metadata={_KEY: checkpoint.facts}))
-    checkpoint.path.unlink(missing_ok=True)
-    return float(np.mean(losses)) if losses else float("nan")
+    with open_group(task) as group:
+        exchange = GradientExchange(group, len(recipe.pieces), arithmetic)
+        try:
+            train_network(
+                *(objective.network, recipe, exchange, saved),
+                on_step=show,
+                save=lambda step, arrays: files.write_checkpoint(arrays, str(exchange.arithmetic)),
+                save_every=SAVE_EVERY,
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from None
+    files.finish(objective.export())
+    return float(np.mean(losses[-100:]))
 
 
-def make_objective(
-    name: str, data: Path, seed: int, start: str | None, num_classes: int, on_progress: Progress
-) -> Objective:
-    """What the network of this name learns from DATA; InputError when DATA does not hold it."""
-    if (start is not None) != (name == "alexnet-landmarks"):
-        raise InputError(f"--start is for alexnet-landmarks, which needs it: AlexNet's weights; got {name}")
-    try:
-        if start is not None:
-            return _read_labels(data, start, seed)
-        if name == "philippnet":
-            seeds = draw_seeds(data, num_classes, seed, on_progress)
-            return Classes([one[None] for one in seeds], seed=seed)
-        groups = read_groups(data)
-        return Classes(groups, seed=seed) if name == "philippnet-rome" else Pairs(groups, name, seed)
-    except ValueError as error:
-        raise InputError(f"{data} does not do for {name}: {error}") from None
+class GradientExchange:
+    """A step's pieces shared by a group, whose workers must all compute alike: see `core/numerics.py`."""
+
+    def __init__(self, group: Group, num_pieces: int, arithmetic: str | None = None) -> None:
+        self.arithmetic = arithmetic
+        self._group = group
+        shares = min(group.size, num_pieces)
+        bounds = [number * num_pieces // shares for number in range(shares + 1)]
+        self._parts = [range(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+    def __call__(self, step: int, weights: Sequence[np.ndarray]) -> list[PartialSum]:
+        answers = self._group.call_all((step, weights), self._parts)
+        for answer in answers:
+            self.arithmetic = self.arithmetic or answer.arithmetic
+            if answer.arithmetic != self.arithmetic:
+                raise InputError(
+                    f"a worker computes with {answer.arithmetic}, the training was begun with "
+                    f"{self.arithmetic}: its steps would depend on who does them"
+                )
+        return [one for answer in answers for one in answer.sums]
+
+
+def _state_facts(data: Path, **facts: Any) -> str:
+    files = [f"{path} {path.stat().st_size}" for path in find_images(data)]
+    listed = hashlib.sha256("\n".join(files).encode()).hexdigest()
+    return json.dumps({**facts, "data": listed}, sort_keys=True)
+
+
+def _read_patches(
+    name: str, data: Path, num_classes: int, seed: int, on_progress: Progress
+) -> list[np.ndarray]:
+    """The groups of patches that the network of this name learns from."""
+    if name == "philippnet":
+        return [one[None] for one in draw_seeds(data, num_classes, seed, on_progress)]
+    return read_groups(data)
 
 
 def draw_seeds(folder: Path, count: int, seed: int, on_progress: Progress) -> np.ndarray:
@@ -124,53 +186,3 @@ def read_groups(folder: Path) -> list[np.ndarray]:
     """The views of each point: one folder each, as `evaluate patches --protocol rome` reads them."""
     views = read_views(folder)
     return [views.patches[views.points == point] for point in np.unique(views.points)]
-
-
-def _read_labels(folder: Path, start: str, seed: int) -> Labels:
-    paths = find_images(folder)
-    names = sorted({path.parent.name for path in paths})
-    labels = [names.index(path.parent.name) for path in paths]
-    weights = decode_weights(read_input(start), start)
-    classifier, prepare = make_classifier(weights, len(names), start)
-
-    def read(position: int) -> np.ndarray:
-        try:
-            return decode_image(paths[position].read_bytes(), ImageSpec())
-        except ImageRejected as rejected:
-            raise InputError(f"{paths[position]} cannot be used: {rejected}") from None
-
-    return Labels(weights, labels, read, classifier, prepare, seed)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A state of training beside the result, with the facts it was begun with."""
-
-    path: Path
-    facts: str
-
-    @staticmethod
-    def of(out: Path, name: str, recipe: Recipe, data: Path, start: str | None) -> Checkpoint:
-        files = [f"{path} {path.stat().st_size}" for path in find_images(data)]
-        listed = hashlib.sha256("\n".join(files).encode()).hexdigest()
-        facts: dict[str, Any] = {"network": name, "recipe": asdict(recipe), "data": listed, "start": start}
-        return Checkpoint(out.with_name(f"{out.name}.checkpoint"), json.dumps(facts, sort_keys=True))
-
-    def read(self) -> dict[str, np.ndarray] | None:
-        """None where there is none, or a damaged one; InputError when it was begun with something else."""
-        try:
-            content = self.path.read_bytes()
-            arrays = load_arrays(content)
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        except FileNotFoundError:
-            return None
-        except (SafetensorError, ValueError):
-            return None
-        if header["__metadata__"][_KEY] != self.facts:
-            raise InputError(
-                f"{self.path} was begun with another recipe or other data: remove it to start over"
-            )
-        return arrays
-
-    def write(self, step: int, arrays: Any) -> None:
-        write_file(self.path, save_arrays(dict(arrays), metadata={_KEY: self.facts}))

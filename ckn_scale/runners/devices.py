@@ -11,11 +11,14 @@ PROBE_ALLOWANCE_S = 120.0  # an actor of another job may hold the GPUs for longe
 
 
 def find_device(run_url: str, ray: str | None) -> str:
-    """The device of the run, where it was begun; else cuda where torch sees a GPU: in a task of the cluster
-    with `ray="auto"`, here otherwise.
-    """
+    """The device of the run, where it was begun; else the one that workers will have."""
     if is_run(run_url):
         return str(RunFolder.open(run_url).settings["numerics"]["device"])
+    return choose_device(ray)
+
+
+def choose_device(ray: str | None) -> str:
+    """cuda where torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise."""
     return "cuda" if (_workers_see_gpu() if ray == "auto" else _sees_gpu()) else "cpu"
 
 

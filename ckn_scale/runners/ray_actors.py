@@ -121,7 +121,7 @@ class RayExecutor:
             report = ray.get(result)
         except RayTaskError as error:
             self._idle.append(actor)
-            return TaskOutcome(task, "failed", error=_as_ours(error))
+            return TaskOutcome(task, "failed", error=as_ours(error))
         except RayError as error:
             self._replace(actor)
             kind: Literal["lost", "node_lost"] = "node_lost" if _is_of_the_host(error) else "lost"
@@ -139,7 +139,7 @@ class RayExecutor:
         try:
             node = ray.get(answer)
         except RayError as error:
-            ours = _as_ours(error)
+            ours = as_ours(error)
             if isinstance(ours, InputError):  # no other actor would do better
                 raise ours from None
             self._failed_starts += not _is_of_the_host(error)
@@ -284,7 +284,7 @@ def _list_amounts(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU") if name in resources)
 
 
-def _as_ours(error: RayError) -> CknScaleError:
+def as_ours(error: RayError) -> CknScaleError:
     """The error that our code raised in the actor; others in one line."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return cause if isinstance(cause, CknScaleError) else CknScaleError(_shorten(cause))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,14 +18,17 @@ from safetensors.numpy import save as save_safetensors
 from small_sets import photo
 from weight_files import caffe_layout, draw_state, encode_caffemodel, torchvision_layout
 
+from ckn_scale.config import Resources
 from ckn_scale.core.descriptors.catalogue import load_network, make_part
 from ckn_scale.core.descriptors.deepcompare import load_pair_network
 from ckn_scale.core.network_objectives import Classes, Pairs, draw_views
-from ckn_scale.core.network_training import Recipe, train_network
+from ckn_scale.core.network_training import GradientComputer, Recipe, train_network
 from ckn_scale.core.specs import NetworkSpec
 from ckn_scale.errors import InputError
 from ckn_scale.evaluate import train_networks
+from ckn_scale.evaluate.gradient_tasks import GradientTask
 from ckn_scale.evaluate.train_networks import make_recipe, train
+from ckn_scale.runners.worker_groups import open_group
 
 
 def cut_patches(count, side=51):
@@ -54,44 +62,116 @@ def groups(tmp_path_factory):
 
 
 def losses_of(objective, recipe):
-    losses = []
-    train_network(objective, recipe, on_step=lambda step, loss: losses.append(loss))
+    losses, computer = [], GradientComputer(objective, recipe)
+    pieces = range(len(recipe.pieces))
+    train_network(
+        *(objective.network, recipe, lambda step, weights: computer.compute(step, weights, pieces)),
+        on_step=lambda step, loss: losses.append(loss),
+    )
     return losses
 
 
 def test_surrogate_classes_are_learned():
     patches = cut_patches(4)
     objective = Classes([one[None] for one in patches], seed=1)
-    losses = losses_of(objective, Recipe(steps=24, batch_size=12, rate=0.01))
+    losses = losses_of(objective, Recipe(steps=24, batch_size=12, rate=0.01, num_pieces=2))
     assert np.mean(losses[-8:]) < 0.7 * np.mean(losses[:4])
 
 
 @pytest.mark.parametrize(("name", "rate"), [("deepcompare-siam", 0.02), ("deepcompare-2ch", 0.05)])
 def test_pairs_are_learned(groups, name, rate):
     objective = Pairs(train_networks.read_groups(groups), name, seed=0)
-    losses = losses_of(objective, Recipe(steps=40, batch_size=16, rate=rate, num_drops=0))
+    losses = losses_of(objective, Recipe(steps=40, batch_size=16, rate=rate, num_drops=0, num_pieces=1))
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:3])
 
 
-def test_a_training_that_was_stopped_ends_with_the_same_bits(groups, tmp_path, monkeypatch):
+NAME = "deepcompare-2ch2stream"
+
+
+@pytest.fixture(scope="module")
+def whole(groups, tmp_path_factory):
+    """Trained in this process without a stop: the recipe and the bytes."""
+    recipe = make_recipe(NAME, groups, steps=5, batch_size=7, rate=0.001)
+    out = tmp_path_factory.mktemp("whole") / "out"
+    train(NAME, groups, out, recipe)
+    return recipe, out.read_bytes()
+
+
+def test_a_training_that_was_stopped_ends_with_the_same_bits(groups, whole, tmp_path, monkeypatch):
+    """Stopped in this process, it goes on in another one."""
     monkeypatch.setattr(train_networks, "SAVE_EVERY", 2)
-    recipe = make_recipe("deepcompare-2ch2stream", groups, steps=5, batch_size=4, rate=0.001)
-    train("deepcompare-2ch2stream", groups, tmp_path / "whole", recipe)
+    recipe, content = whole
+    out = tmp_path / "out"
 
     def stop(what, done, total):
         if done == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train("deepcompare-2ch2stream", groups, tmp_path / "parts", recipe, on_progress=stop)
+        train(NAME, groups, out, recipe, on_progress=stop)
     steps = []
-    train(
-        *("deepcompare-2ch2stream", groups, tmp_path / "parts", recipe),
+    loss = train(
+        *(NAME, groups, out, recipe),
+        open_group=partial(open_group, resources=Resources(workers=1), device="cpu", threads=1),
         on_progress=lambda what, done, total: steps.append(done),
     )
     assert steps == [3, 4, 5]
-    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
-    assert not (tmp_path / "parts.checkpoint").exists()
+    assert np.isfinite(loss)
+    assert out.read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert train(NAME, groups, out, recipe) is None  # it is there
+
+
+@dataclass
+class DyingTask:
+    """A task that kills its process once, with its answer ready."""
+
+    task: GradientTask
+    marker: Path
+
+    def __call__(self, step, weights, pieces):
+        answer = self.task(step, weights, pieces)
+        if step == 2 and pieces.start > 0 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+
+def test_three_processes_give_the_same_bits_though_one_is_killed(groups, whole, tmp_path, caplog):
+    recipe, content = whole
+    marker = tmp_path / "killed"
+
+    def open_three(task):
+        return open_group(DyingTask(task, marker), Resources(workers=3), device="cpu", threads=1)
+
+    train(NAME, groups, tmp_path / "out", recipe, open_group=open_three)
+    assert marker.exists()
+    assert "was lost, its part is done again" in caplog.text
+    assert (tmp_path / "out").read_bytes() == content
+
+
+def test_workers_that_compute_otherwise_are_refused(groups, tmp_path):
+    """Here one of the two says so."""
+
+    @contextmanager
+    def two_kinds(task):
+        class Mixed:
+            size = 2
+
+            def call_all(self, shared, parts):
+                answers = [task(*shared, part) for part in parts]
+                return [answers[0], answers[1]._replace(arithmetic="AVX9 (probe 0)")]
+
+        yield Mixed()
+
+    with pytest.raises(InputError, match=r"a worker computes with AVX9 \(probe 0\), the training was begun"):
+        train("deepcompare-siam", groups, tmp_path / "out", Recipe(1, 2), open_group=two_kinds)
+
+
+def test_networks_with_statistics_of_batches_are_refused():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match="cannot be trained in pieces"):
+        train_network(network, Recipe(1, 2), lambda step, weights: [])
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(groups, tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ import os
 import signal
 import time
 
+import cv2
+import numpy as np
 import pytest
 from photo_runs import (
     assert_conserved,
@@ -56,9 +58,9 @@ def _wait_until_encoding(run, driver, workers):
     return wait_for(find_workers, "every worker recorded a shard", driver)
 
 
-def _list_actors(cluster):
+def _list_actors(cluster, title=b"ShardActor"):
     workers = [pid for node in cluster.nodes for pid in cluster.list_workers(node)]
-    return [pid for pid in workers if b"ShardActor" in read_bytes(f"/proc/{pid}/cmdline")]
+    return [pid for pid in workers if title in read_bytes(f"/proc/{pid}/cmdline")]
 
 
 def _stop_in_a_shard(pid):
@@ -114,6 +116,25 @@ def test_killed_actor_is_replaced_and_its_shard_done_again(run, photos, referenc
     assert len(again) == 1
     assert digests_of(run) == reference_digests
     assert_conserved(run)
+
+
+def test_a_network_is_trained_by_three_actors_though_one_is_killed(cluster, user_env, spawn, tmp_path):
+    """The file has the bytes of one that a single process trained."""
+    rng = np.random.default_rng(0)
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        path = tmp_path / "patches" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), rng.integers(0, 255, (64, 64, 3), np.uint8))
+    command = index_command("train-network", "deepcompare-siam", tmp_path / "patches")
+    options = ["--steps", "40", "--batch", "12"]
+    alone = spawn([*command, tmp_path / "alone", *options, "--workers", "0"], env=user_env)
+    together = [*command, tmp_path / "together", *options, "--workers", "3", "--ray", "auto"]
+    driver = spawn(together, env=cluster.driver_env)
+    busy = wait_for(lambda: _list_actors(cluster, b"CallActor.call"), "an actor computes", driver)
+    os.kill(busy[0], signal.SIGKILL)
+    for process in (alone, driver):
+        finish(process)
+    assert (tmp_path / "together").read_bytes() == (tmp_path / "alone").read_bytes()
 
 
 def test_killed_node_is_left_and_the_work_goes_on_elsewhere(
