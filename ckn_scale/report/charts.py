@@ -13,6 +13,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 DASHES = ("none", "6 3", "2 2")
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 12, 40
 PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 440, 220, 170
+BESIDE_PX = 9  # how far apart points of one kind are
 CHARACTER_PX, SLANT_DEG = 6.5, 25  # of a tick's label
 BAR_PX, NAME_PX, VALUE_PX = 18, 190, 150
 
@@ -69,8 +70,9 @@ def draw_lines(
     parts = [*_draw_grid(axis, y_label), *ticks]
     for number, (name, curve) in enumerate(curves.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+        aside = 0 if joined else BESIDE_PX * (number - (len(curves) - 1) / 2)
         points = [
-            (at, TOP + PLOT_HEIGHT * (1 - axis.place(one)))
+            (at + aside, TOP + PLOT_HEIGHT * (1 - axis.place(one)))
             for at, one in zip(columns, curve, strict=True)
             if one is not None
         ]

@@ -46,7 +46,7 @@ def require_matplotlib() -> None:
 def draw_panels(
     panels: Sequence[Panel], *, y_label: str, y_limits: tuple[float, float], columns: int | None = None
 ) -> np.ndarray:
-    """(H, W, 3) uint8: panels, `columns` in a row, with one y axis; the legend is in the first."""
+    """(H, W, 3) uint8: panels, `columns` in a row, with one y axis; the first's legend is beside all."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def draw_panels(
         _draw_axes(axes, panel)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=y_label, ylim=y_limits)
     if len(panels[0].curves) > 1:
-        places[0].legend(loc="best", frameon=False)
+        figure.legend(*places[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     canvas.draw()
     picture: np.ndarray = np.asarray(canvas.buffer_rgba())[..., :3].copy()
     return picture
