@@ -60,7 +60,7 @@ class LoadOptions:
         int | None, typer.Option(min=1, help="Threads of each; by default as the cores say.")
     ] = None
     max_wait_s: Annotated[
-        float | None, typer.Option(help="Who would wait longer for a turn gets 429 at once; 4 by default.")
+        float | None, typer.Option(help="Who would be answered later gets 429 at once; 4 by default.")
     ] = None
 
     def settings(self) -> dict[str, Any]:

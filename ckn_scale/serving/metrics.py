@@ -60,7 +60,7 @@ SEARCHES = Metric(
 WAIT = Metric(
     "ckn_scale_queue_wait_seconds",
     "gauge",
-    "What one more search would wait; beyond max_wait_s it is refused",
+    "In what time one more search would be answered; beyond max_wait_s it is refused",
 )
 METRICS = (
     *(REQUESTS, REQUEST_SECONDS, PHASE_SECONDS, REJECTED, ANSWERS, PARTIAL, FOUND, LEFT_OUT),

@@ -1,7 +1,10 @@
-"""The searches under way, bounded by their number and by the time that one more would wait.
+"""The searches under way, bounded by their number and by the time in which one more would be answered.
 
-What it would wait follows from how the last ones ended: while there are enough of them to keep all threads
-busy, by the time from one end to the next; while there are fewer, by the time of each, which threads share.
+    places before it, and its own × the time from one end to the next + how late others were by that reckoning
+
+The first is known, the second measured while there are enough searches to keep all threads busy (while
+there are fewer, by the time of each), the third the upper end of what the last forecasts were wrong by: a
+search's own phases, others that overtake it, a slow moment.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from dataclasses import dataclass
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.settings import ServeSettings
 
-SEARCHES_REMEMBERED = 32
+SEARCHES_REMEMBERED = 64
 SEARCHES_NEEDED = 8  # before anyone is refused because of their times
+SEARCHES_PER_LATE = 32  # one of so many may be later than was expected
 
 
 @dataclass
@@ -34,13 +38,15 @@ class SearchQueue:
     def __init__(self, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_searches = settings.max_in_flight
         self._max_wait_s = settings.max_wait_s
-        self._num_threads = settings.encoder_replicas * settings.encoder_threads / settings.ingress_replicas
+        self._num_encoders = settings.encoder_replicas / settings.ingress_replicas
+        self._num_threads = self._num_encoders * settings.encoder_threads
         self._clock = clock
         self._under_way = 0
         self._company_s = 0.0  # searches under way, summed over time until _changed_at
         self._changed_at = clock()
         self._last_end_s = -math.inf
         self._intervals_s: deque[float] = deque(maxlen=SEARCHES_REMEMBERED)
+        self._late_s: deque[float] = deque(maxlen=SEARCHES_REMEMBERED)
 
     @property
     def under_way(self) -> int:
@@ -48,33 +54,40 @@ class SearchQueue:
 
     @property
     def interval_s(self) -> float:
-        """From one search's end to the next one's, when there are enough of them."""
+        """From one search's end to the next one's, when there are enough of them; 0 until it is known."""
         if len(self._intervals_s) < SEARCHES_NEEDED:
             return 0.0
-        cut = len(self._intervals_s) // 8  # a first search is slow, and so is what met a hiccup
-        return statistics.fmean(sorted(self._intervals_s)[cut:-cut])
+        *others, _ = sorted(self._intervals_s)  # the longest is no longer than the next: it may be a hiccup
+        return statistics.fmean([*others, others[-1]])
+
+    @property
+    def late_s(self) -> float:
+        """How much later than by the interval alone nearly all are answered."""
+        left_out = math.ceil(len(self._late_s) / SEARCHES_PER_LATE)
+        return max([0.0, *sorted(self._late_s)[: len(self._late_s) - left_out]])
 
     def estimate_wait_s(self, searches: int = 1) -> float:
-        """How long the last of so many more would wait for its turn; 0 until enough were measured."""
-        return self.interval_s * max(0.0, self._under_way + searches - self._num_threads)
+        """In what time the last of so many more would be answered; 0 until enough were measured."""
+        return self.interval_s * (self._under_way + searches) + self.late_s
 
     def check_free(self, searches: int = 1) -> None:
         """ApiError 429, with the seconds after which there should be room, when there is none now."""
         if not self._under_way:
             return  # whatever was slow before, and however many come at once
-        wait_s, excess = self.estimate_wait_s(searches), self._under_way + searches - self._max_searches
-        if wait_s > self._max_wait_s:
-            message = f"searches are waiting, and one more would wait for {wait_s:.1f} s"
+        wait_s, places = self.estimate_wait_s(searches), self._under_way + searches
+        if places > self._num_threads and wait_s > self._max_wait_s:
+            message = f"searches are waiting, and one more would be answered in {wait_s:.1f} s"
             raise _come_back(message, wait_s - self._max_wait_s)
-        if excess > 0:
+        if places > self._max_searches:
             message = f"{self._under_way} searches are under way, which is the limit"
-            raise _come_back(message, excess * self.interval_s)
+            raise _come_back(message, (places - self._max_searches) * self.interval_s)
 
     @contextlib.contextmanager
     def take(self, searches: int = 1) -> Iterator[Turn]:
         """A turn for so many searches; one that fails says nothing of the time that they take."""
         self.check_free(searches)
         self._change(searches)
+        expected_s = self.interval_s * self._under_way
         turn, began_s, company_s, ended_well = Turn(), self._changed_at, self._company_s, False
         try:
             yield turn
@@ -82,16 +95,19 @@ class SearchQueue:
         finally:
             self._change(-searches)
             if ended_well and turn.is_typical:
-                self._note(began_s, self._company_s - company_s, searches)
+                if expected_s:
+                    self._late_s.append(self._changed_at - began_s - expected_s)
+                self._note_interval(began_s, self._company_s - company_s, searches)
             self._last_end_s = self._changed_at
 
-    def _note(self, began_s: float, company_s: float, searches: int) -> None:
+    def _note_interval(self, began_s: float, company_s: float, searches: int) -> None:
         spent_s = self._changed_at - began_s
         if company_s < self._num_threads * spent_s:
-            interval_s = spent_s / self._num_threads
+            # An encoder gives a search that is alone all its threads: nothing is left for another.
+            interval_s = spent_s / max(company_s / spent_s, self._num_encoders)
         else:
-            interval_s = self._changed_at - max(began_s, self._last_end_s)
-        self._intervals_s.append(interval_s / searches)
+            interval_s = (self._changed_at - max(began_s, self._last_end_s)) / searches
+        self._intervals_s.append(interval_s)
 
     def _change(self, searches: int) -> None:
         now = self._clock()

@@ -36,7 +36,7 @@ class ServeSettings(BaseModel):
     body_grace_s: float = Field(default=5.0, gt=0)  # after which a body must keep a least rate
     max_bodies: int = Field(default=32, ge=1)  # arriving at once, per ingress replica; the slowest give way
     max_in_flight: int = Field(default=64, ge=1)  # searches per ingress replica; more get 429
-    max_wait_s: float = Field(default=4.0, gt=0)  # who would wait longer for a turn gets 429 at once
+    max_wait_s: float = Field(default=4.0, gt=0)  # who would be answered later gets 429 at once
     require_keys: bool = True
     keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; empty: any

@@ -40,7 +40,7 @@ def test_more_than_can_be_served_in_time_are_refused_and_the_others_answered(pho
         refused = [one for one in answers if one.status_code == 429]
         assert {one.status_code for one in answers} == {200, 429}
         assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
-        assert any("would wait" in one.json()["error"]["message"] for one in refused)
+        assert any("would be answered" in one.json()["error"]["message"] for one in refused)
         assert server.search(image, k=1).status_code == 200
 
 
