@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.core.coarse_lists import learn_lists
-from ckn_scale.core.numerics import import_faiss, set_compute_threads
+from ckn_scale.core.faiss_library import import_faiss
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.plain_index import read_blocks
 from ckn_scale.core.short_codes import Quantiser, learn_quantiser
 from ckn_scale.core.vector_codes import make_codec

@@ -23,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from ckn_scale.config import load_settings
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.flattening import fit_flattening, learn_flattening
-from ckn_scale.core.numerics import import_faiss, set_compute_threads
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
+from ckn_scale.core.rotation import Rotation
 from ckn_scale.core.specs import ProjectionSpec
-from ckn_scale.core.vector_codes import Rotation
 from ckn_scale.evaluate.cache import ContentCache
 from ckn_scale.evaluate.descriptors import parse_requests
 from ckn_scale.evaluate.image_sets import ImageSet, Query, read_image_set

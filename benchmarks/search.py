@@ -29,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from ckn_scale.core.coarse_lists import learn_lists
-from ckn_scale.core.numerics import import_faiss, set_compute_threads
+from ckn_scale.core.faiss_library import import_faiss
+from ckn_scale.core.numerics import set_compute_threads
 from ckn_scale.core.short_codes import Quantiser, learn_quantiser
 from ckn_scale.core.vector_codes import SignCodec, empty_sign_index
 from ckn_scale.core.vector_index import QUERY_BITS, build_exact, build_signs

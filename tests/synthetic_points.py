@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.core.encoder import pack_frames, unpack_frames
 from ckn_scale.core.evidence import QueryPoints
 from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.packed_points import pack_frames, unpack_frames
 from ckn_scale.core.selective_matching import PointSets
 from ckn_scale.schemas import DESCRIPTORS
 from ckn_scale.storage.point_files import serialise_points

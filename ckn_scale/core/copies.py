@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.vector_index import SignIndex, StoredIndex
 
 BLOCK_ROWS = 512  # compared at once with as many, or with all

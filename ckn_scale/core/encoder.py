@@ -1,10 +1,7 @@
 """The path of one image: bytes → pixels → keypoints → patches → descriptors → VLAD → vector.
 
-What is kept of a point for matching is made here too: its frame in 9 bytes, its word, and a code of 128 bits
-(of each channel that describes points; `points.py` has the models).
-A frame is x, y (uint16 each, over the image's extent), log scale, angle, two numbers of the upright
-shape, and the rank of its strength. A code is the signs of the descriptor's residual to its word, so that
-the Hamming distance of two codes under one word estimates their angle."""
+What is kept of a point for matching is made here too, by `packed_points.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ import numpy as np
 from ckn_scale.core.descriptors.catalogue import load_network
 from ckn_scale.core.descriptors.network import PatchNetwork, ProjectedDescriptor, Projector
 from ckn_scale.core.flattening import Flattening
-from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.model_parts import ModelPart
+from ckn_scale.core.packed_points import pack_codes, pack_frames
 from ckn_scale.core.pca import Projection
 from ckn_scale.core.points import PointModel
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
@@ -30,7 +27,6 @@ from ckn_scale.core.specs import (
     KeypointSpec,
     PatchSpec,
     PointsSpec,
-    count_code_bytes,
 )
 from ckn_scale.core.vlad import aggregate_vlad, assign_words
 
@@ -265,74 +261,3 @@ def load_reduction(part: ModelPart) -> Reduction | None:
     kinds: dict[str, type[Flattening] | type[Projection]] = {"flatten": Flattening, "pca": Projection}
     method = part.metadata["method"]
     return None if method == "none" else kinds[method].from_part(part)
-
-
-NUM_CODE_BITS = 128
-LOG2_SCALE_RANGE = (-1.0, 8.0)
-LOG_AXIS_RANGE = (-2.0, 2.0)
-SHEAR_RANGE = (-4.0, 4.0)
-
-
-def pack_frames(keypoints: Keypoints, width_px: int, height_px: int) -> np.ndarray:
-    """(N, 9) uint8. `unpack_frames` gives the frames back within the quantisation."""
-    linear = keypoints.frames[:, :, :2].astype(np.float64)
-    scale, angle_rad, axis, shear = _split_linear(linear)
-    xy = keypoints.frames[:, :, 2] / np.array([max(width_px - 1, 1), max(height_px - 1, 1)])
-    packed = np.empty((len(keypoints), 9), np.uint8)
-    packed[:, :4] = np.round(np.clip(xy, 0, 1) * 65535).astype("<u2").view(np.uint8).reshape(-1, 4)
-    packed[:, 4] = _quantise(np.log2(scale), LOG2_SCALE_RANGE)
-    packed[:, 5] = np.round(angle_rad / (2 * np.pi) * 256).astype(np.int64) % 256
-    packed[:, 6] = _quantise(np.log(axis), LOG_AXIS_RANGE)
-    packed[:, 7] = _quantise(shear, SHEAR_RANGE)
-    packed[:, 8] = np.linspace(255, 0, len(keypoints)).astype(np.uint8)
-    return packed
-
-
-def unpack_frames(packed: np.ndarray, width_px: int, height_px: int) -> Keypoints:
-    """(N, 9) uint8 → keypoints; responses are the ranks of the strengths, 255 for the strongest."""
-    xy = np.ascontiguousarray(packed[:, :4]).view("<u2").astype(np.float64) / 65535
-    scale = 2.0 ** _restore(packed[:, 4], LOG2_SCALE_RANGE)
-    angle_rad = packed[:, 5] / 256 * 2 * np.pi
-    axis = np.exp(_restore(packed[:, 6], LOG_AXIS_RANGE))
-    shear = _restore(packed[:, 7], SHEAR_RANGE)
-    frames = np.empty((len(packed), 2, 3), np.float32)
-    frames[:, :, :2] = _join_linear(scale, angle_rad, axis, shear)
-    frames[:, :, 2] = xy * np.array([max(width_px - 1, 1), max(height_px - 1, 1)])
-    return Keypoints(frames, packed[:, 8].astype(np.float32))
-
-
-def pack_codes(descriptors: np.ndarray, words: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """(N, D) descriptors with their words → (N, B) uint8: a bit for each number, in blocks of 16 bytes."""
-    dim = centroids.shape[1]
-    codes = np.zeros((len(descriptors), count_code_bytes(dim)), np.uint8)
-    codes[:, : -(-dim // 8)] = np.packbits(descriptors > centroids[words], axis=1)
-    return codes
-
-
-def _split_linear(linear: np.ndarray) -> tuple[np.ndarray, ...]:
-    """A = s · L · R(angle), L lower triangular with determinant 1: the upright ellipse."""
-    scale = np.sqrt(np.maximum(np.abs(np.linalg.det(linear)), 1e-12))
-    unit = linear / scale[:, None, None]
-    row = unit[:, 0]
-    axis = np.maximum(np.hypot(row[:, 0], row[:, 1]), 1e-6)
-    cos, sin = row[:, 0] / axis, -row[:, 1] / axis
-    shear = unit[:, 1, 0] * cos - unit[:, 1, 1] * sin
-    return scale, np.arctan2(sin, cos) % (2 * np.pi), axis, shear
-
-
-def _join_linear(scale: np.ndarray, angle_rad: np.ndarray, axis: np.ndarray, shear: np.ndarray) -> np.ndarray:
-    cos, sin = np.cos(angle_rad), np.sin(angle_rad)
-    first = np.stack([axis * cos, -axis * sin], axis=1)
-    second = np.stack([shear * cos + sin / axis, -shear * sin + cos / axis], axis=1)
-    linear: np.ndarray = scale[:, None, None] * np.stack([first, second], axis=1)
-    return linear
-
-
-def _quantise(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    low, high = bounds
-    return np.round(np.clip((values - low) / (high - low), 0, 1) * 255).astype(np.uint8)
-
-
-def _restore(levels: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    low, high = bounds
-    return low + levels.astype(np.float64) / 255 * (high - low)

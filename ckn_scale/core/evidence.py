@@ -18,12 +18,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ckn_scale.core.encoder import EncodedImage, unpack_frames
 from ckn_scale.core.geometry import Verification, verify_candidates
+from ckn_scale.core.packed_points import unpack_frames
 from ckn_scale.core.selective_matching import (
     NUM_ASSIGNMENTS,
     PointSets,
@@ -33,6 +33,9 @@ from ckn_scale.core.selective_matching import (
     match_points,
     score_points,
 )
+
+if TYPE_CHECKING:
+    from ckn_scale.core.encoder import EncodedImage
 
 SHORTLIST = 1000  # candidates by vectors that selective matching scores
 HEAD = 200  # of them that geometry verifies

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckn_scale.core.encoder import unpack_frames
 from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, Evidence, QueryPoints
+from ckn_scale.core.packed_points import unpack_frames
 from ckn_scale.core.selective_matching import PointSets, aggregate_points, encode_query
 from ckn_scale.core.specs import count_code_bytes
 

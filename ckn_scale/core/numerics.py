@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import cv2
 import numpy as np
 import torch
 
+from ckn_scale.core.faiss_library import faiss_threads, import_faiss
 from ckn_scale.errors import MissingDependency
 
 _computing = threading.RLock()
@@ -43,28 +43,6 @@ def compute_threads(count: int) -> Iterator[None]:
         finally:
             torch.set_num_threads(torch_before)
             cv2.setNumThreads(cv2_before)
-
-
-def import_faiss() -> Any:
-    """The faiss module, or one sentence saying what to install."""
-    try:
-        import faiss
-    except ImportError as error:
-        message = "faiss is missing: pip install 'ckn-scale[cpu]' (or [gpu] on a machine with GPUs)"
-        raise MissingDependency(message) from error
-    return faiss
-
-
-@contextmanager
-def faiss_threads(count: int) -> Iterator[None]:
-    """FAISS has `count` threads for what this thread calls inside, and what it had before afterwards."""
-    faiss = import_faiss()
-    before = faiss.omp_get_max_threads()  # OpenMP keeps this number per calling thread
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def require_device(device: str) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ckn_scale.core.numerics import import_faiss
-from ckn_scale.core.vector_codes import Rotation, SignCodec, empty_sign_index
+from ckn_scale.core.faiss_library import import_faiss
+from ckn_scale.core.rotation import Rotation
+from ckn_scale.core.vector_codes import SignCodec, empty_sign_index
 from ckn_scale.core.vector_index import QUERY_BITS, SignIndex, StoredIndex
 
 BLOCK_BYTES = 32 * 2**20  # of float32 vectors, which lie in memory together

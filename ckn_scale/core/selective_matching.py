@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from ckn_scale.core.encoder import pack_codes
+from ckn_scale.core.packed_points import pack_codes
 from ckn_scale.core.specs import MAX_WORDS
 
 SELECTIVITY = 3.0  # the power of a similarity
@@ -80,6 +79,8 @@ def encode_query(
             f"num_assignments must lie between 1 and the {len(centroids)} words "
             f"(at most {MAX_WORDS}), got {num_assignments}"
         )
+    import torch  # of those who match, only who encodes has it
+
     centres = torch.from_numpy(np.ascontiguousarray(centroids, np.float32))
     rows = torch.from_numpy(np.ascontiguousarray(descriptors, np.float32))
     nearness = rows @ centres.T - centres.square().sum(dim=1) / 2

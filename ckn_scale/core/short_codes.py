@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from ckn_scale.core.coarse_lists import choose_codec, open_lists
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.kmeans import cluster
 from ckn_scale.core.model_parts import ModelPart
-from ckn_scale.core.numerics import import_faiss
 from ckn_scale.core.topk import RowMask
 from ckn_scale.core.vector_index import MOST_DROPPED, StoredIndex, as_matrix
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.faiss_library import import_faiss
 
 NO_ID = -1  # fills a list that has fewer than k entries; never wins
 SHORTLIST_MARGIN = 16  # extra candidates, so that most queries need no second look

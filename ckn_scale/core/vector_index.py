@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.faiss_library import faiss_threads, import_faiss
 from ckn_scale.core.topk import RowMask, as_row_mask, find_topk, score_pairs
 from ckn_scale.core.vector_codes import SIGN_FACTOR_BYTES, SignCodec, VectorCodec, empty_sign_index
 

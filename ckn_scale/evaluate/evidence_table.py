@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ckn_scale.config import Settings, find_channels
-from ckn_scale.core.encoder import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, Evidence, QueryPoints, score_shortlist, verify_head
 from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
 from ckn_scale.core.flattening import learn_flattening
+from ckn_scale.core.packed_points import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.pca import fit_projection_of_columns, split_columns
 from ckn_scale.core.points import fit_point_words
 from ckn_scale.core.ranking import Ranking, expand_ranking, rank_candidates

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.vector_index import wrap_index
 from ckn_scale.errors import CknScaleError, CorruptData, TransientStoreError
 from ckn_scale.schemas import IMAGE_STATES

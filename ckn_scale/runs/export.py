@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.plain_index import describe_index, join_indexes, read_blocks
 from ckn_scale.errors import RunFailed
 from ckn_scale.search.shard import OpenShard, ShardGroup

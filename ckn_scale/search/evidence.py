@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.encoder import EncodedImage, ImageEncoder, unpack_frames
 from ckn_scale.core.evidence import (
     Evidence,
     QueryPoints,
@@ -29,12 +29,16 @@ from ckn_scale.core.evidence import (
     verify_head,
 )
 from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
+from ckn_scale.core.packed_points import unpack_frames
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.selective_matching import PointSets
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import InputError
 from ckn_scale.search.shard import Allowed, Hit, OpenShard, ShardGroup, Verified
 from ckn_scale.storage.point_files import PointFile
+
+if TYPE_CHECKING:
+    from ckn_scale.core.encoder import EncodedImage, ImageEncoder
 
 
 @dataclass(frozen=True)

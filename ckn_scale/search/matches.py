@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckn_scale.core.calibration import Calibration
-from ckn_scale.core.encoder import EncodedImage
 from ckn_scale.core.evidence import (
     Evidence,
     QueryPoints,
@@ -31,6 +31,9 @@ from ckn_scale.search.evidence import (
     verify_points_of,
 )
 from ckn_scale.search.shard import ShardGroup
+
+if TYPE_CHECKING:
+    from ckn_scale.core.encoder import EncodedImage
 
 
 @dataclass(frozen=True)

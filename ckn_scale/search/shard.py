@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ckn_scale.core.numerics import faiss_threads, import_faiss
+from ckn_scale.core.faiss_library import faiss_threads, import_faiss
 from ckn_scale.core.sampling import hash_priorities, smallest
 from ckn_scale.core.topk import NO_ID, RowMask, as_row_mask, find_topk
 from ckn_scale.core.vector_index import StoredIndex, rank_rows, wrap_index

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckn_scale.core.numerics import faiss_threads
-from ckn_scale.core.short_codes import CodeScan, Quantiser
+from ckn_scale.core.faiss_library import faiss_threads
 from ckn_scale.core.topk import RowMask
 from ckn_scale.core.vector_index import rank_rows
 from ckn_scale.errors import CorruptData
@@ -18,6 +17,7 @@ from ckn_scale.storage.models import load_model
 from ckn_scale.storage.store import Store
 
 if TYPE_CHECKING:
+    from ckn_scale.core.short_codes import CodeScan, Quantiser
     from ckn_scale.search.shard import OpenShard
 
 QUANTISER = "quantiser"  # its name as a model
@@ -27,6 +27,8 @@ ID_BYTES = 3 * 8  # of a row: FAISS's, the shard's and the group's
 
 def predict_memory(rows: int, code_bytes: int, lists: int = 0) -> int:
     """Bytes of memory that opening so many rows with short codes takes, at its peak; files are mapped."""
+    from ckn_scale.core.short_codes import CodeScan
+
     return FIXED_BYTES + rows * ID_BYTES + CodeScan.predict_memory(rows, code_bytes, lists)
 
 
@@ -86,6 +88,8 @@ def open_codes(
     store: Store, manifest: IndexManifest, spec: ShortCodes, shards: Sequence[IndexShard], cache: FileCache
 ) -> CodeScan:
     """The short codes of these shards, in memory."""
+    from ckn_scale.core.short_codes import CodeScan
+
     quantiser = load_quantiser(store, manifest, spec)
     parts = [
         open_short_codes(cache.fetch(store, shard.codes), shard.rows, quantiser.code_bytes)
@@ -97,6 +101,8 @@ def open_codes(
 
 def load_quantiser(store: Store, manifest: IndexManifest, spec: ShortCodes) -> Quantiser:
     """What a manifest's short codes are made with; CorruptData when it is for other vectors."""
+    from ckn_scale.core.short_codes import Quantiser
+
     try:
         quantiser = Quantiser.from_part(load_model(store, QUANTISER, spec.quantiser))
     except ValueError as error:

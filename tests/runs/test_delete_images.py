@@ -14,8 +14,8 @@ from dying_verbs import go_on, stop_at
 from grown_runs import NEW, flip_bit, list_files, numbers_of
 from photo_runs import digests_of, index_here, parse, tiny_options
 
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.images import encode_jpeg
-from ckn_scale.core.numerics import import_faiss
 from ckn_scale.demo import DISTRACTORS, read_photo
 from ckn_scale.errors import CorruptData, InputError
 from ckn_scale.failpoints import SHARD_VARIABLE

@@ -66,6 +66,12 @@ def test_refusals_need_neither_ray_nor_torch(tmp_path):
     assert lines[1:] == ["[]"]
 
 
+def test_driver_ingress_and_groups_load_without_torch():
+    """Torch is two thirds of a process's start: the encoder has it, and who opens an index of signs."""
+    code = "import sys, ckn_scale.serving.deployments, ckn_scale.serving.local\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -10,9 +10,10 @@ import pytest
 from ckn_scale.core.ckn_model import Ckn, CknLayer, orientation_layer, subpatch_dim
 from ckn_scale.core.descriptors.ckn import CknNetwork
 from ckn_scale.core.descriptors.network import ProjectedDescriptor
-from ckn_scale.core.encoder import Channel, ImageEncoder, pack_codes, pack_frames, unpack_frames
+from ckn_scale.core.encoder import Channel, ImageEncoder
 from ckn_scale.core.flattening import fit_flattening
 from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.packed_points import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.pca import Projection, fit_projection
 from ckn_scale.core.points import PointModel
 from ckn_scale.core.preprocessor import Preprocessor

@@ -9,7 +9,7 @@ import pytest
 from synthetic_points import OTHER_SIZE, SIZE, TRANSFORM, make_candidates, make_frames, make_query, pack
 
 from ckn_scale.core import evidence as core_evidence
-from ckn_scale.core.encoder import EncodedImage, unpack_frames
+from ckn_scale.core.encoder import EncodedImage
 from ckn_scale.core.evidence import (
     MATCHED_ASSIGNMENTS,
     choose_head,
@@ -20,6 +20,7 @@ from ckn_scale.core.evidence import (
     score_shortlist,
     verify_head,
 )
+from ckn_scale.core.packed_points import unpack_frames
 from ckn_scale.core.selective_matching import NUM_ASSIGNMENTS, PointSets
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.encoder import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, Evidence, QueryPoints
 from ckn_scale.core.expansion import (
     MAX_HITS,
@@ -18,6 +17,7 @@ from ckn_scale.core.expansion import (
     separate_vectors,
 )
 from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.packed_points import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.selective_matching import PointSets
 from ckn_scale.core.vlad import assign_words
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.encoder import pack_frames, unpack_frames
 from ckn_scale.core.geometry import MAX_HYPOTHESES, Verification, verify_candidates, verify_matches
 from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.core.packed_points import pack_frames, unpack_frames
 
 SIZE = (640, 480)
 AFFINE = np.array([[0.8, -0.3, 90.0], [0.25, 0.9, -20.0], [0, 0, 1]])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ckn_scale.core.encoder import pack_codes
+from ckn_scale.core.packed_points import pack_codes
 from ckn_scale.core.selective_matching import (
     PointSets,
     aggregate_points,

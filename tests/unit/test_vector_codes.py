@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from ckn_scale.core.vector_codes import Rotation, SignCodec, make_codec
+from ckn_scale.core.rotation import Rotation
+from ckn_scale.core.vector_codes import SignCodec, make_codec
 
 
 def unit_rows(count, dim, seed=0):

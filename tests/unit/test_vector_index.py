@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckn_scale.core import topk, vector_index
-from ckn_scale.core.numerics import import_faiss
+from ckn_scale.core.faiss_library import import_faiss
 from ckn_scale.core.topk import NO_ID, as_row_mask, find_topk, merge_topk
 from ckn_scale.core.vector_codes import SignCodec
 from ckn_scale.core.vector_index import SignIndex, VectorIndex, build_exact, build_signs
