@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from page_visits import axe, browser, collection, page_server, photographs, visit
+from photo_runs import AFTER_TRAINING, background_photos
 from running_server import (
     KEY,
     AnsweringServer,
@@ -21,6 +22,8 @@ from ckn_scale.config import Resources, load_settings
 from ckn_scale.core.images import encode_jpeg
 from ckn_scale.demo import DISTRACTORS, PHOTOS, read_photo
 from ckn_scale.pipeline import index_images
+from ckn_scale.steps.plan_images import record_background
+from ckn_scale.storage.run_folder import RunFolder
 
 __all__ = ["axe", "browser", "collection", "page_server", "photographs", "visit"]
 
@@ -51,9 +54,28 @@ def local_server(photo_run: Path) -> Iterator[AnsweringServer]:
 
 
 @pytest.fixture(scope="session")
-def server_run(photo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy for `server`, in which tests may publish."""
-    return shutil.copytree(photo_run, tmp_path_factory.mktemp("server") / "run")
+def two_models_run(photo_run: Path, photo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of the photo run, and version 2 of the same images with a reduction learned elsewhere."""
+    run = tmp_path_factory.mktemp("two-models") / "run"
+    shutil.copytree(photo_run, run, ignore=shutil.ignore_patterns("events", "nonces"))
+    for folder in (run / "commits").iterdir():
+        if folder.name.startswith(("sample_vlads", "train_reduction", *AFTER_TRAINING)):
+            shutil.rmtree(folder)
+    for record in (run / "models").glob("[0-9]*.json"):
+        record.unlink()
+    settings = load_settings("tiny", None, ["plan.images_per_shard=4"])
+    background = background_photos(tmp_path_factory.mktemp("background"))
+    record_background(RunFolder.open(str(run)), settings, str(background))
+    index_images(str(photo_folder), str(run), settings, Resources(workers=0), accept=True)
+    return run
+
+
+@pytest.fixture(scope="session")
+def server_run(two_models_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for `server`, in which tests may publish: version 2 is made, but not published."""
+    run = shutil.copytree(two_models_run, tmp_path_factory.mktemp("server") / "run")
+    (run / RunFolder.open(str(run)).versions.path(2)).unlink()
+    return run
 
 
 @pytest.fixture(scope="session")

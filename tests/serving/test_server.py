@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,6 @@ from running_server import KEY, as_body, query_view, wait_for
 
 from ckn_scale.ray_cluster import short_temp_folder
 from ckn_scale.search.engine import open_index
-from ckn_scale.storage.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,24 +135,6 @@ def test_a_killed_ingress_is_back_by_itself(server):
     os.kill(wait_for(lambda: server.find_replica("ingress"), "the ingress's replica"), signal.SIGKILL)
     wait_for(lambda: server.client.get("/healthz").status_code == 200, "the server answers again")
     assert server.search(query_view("coffee"), k=1).status_code == 200
-
-
-def test_a_newly_published_version_is_taken_up_without_a_failed_request(server, server_run):
-    run = RunFolder.open(str(server_run))
-    record = run.versions.latest()
-    number = record.number
-    image = query_view("coffee")
-    assert server.search(image, k=1).json()["version"] == number
-    published = run.versions.append(record)
-    seen = set()
-    ends = time.monotonic() + 60
-    while published not in seen and time.monotonic() < ends:
-        answer = server.search(image, k=1)
-        assert answer.status_code == 200
-        assert not answer.json()["partial"]
-        seen.add(answer.json()["version"])
-    assert seen <= {number, published}
-    assert published in seen
 
 
 def test_the_key_is_not_kept_in_the_servers_files(server):
