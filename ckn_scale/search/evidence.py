@@ -65,6 +65,14 @@ class RankedCandidate:
     verified: Verified
 
 
+@dataclass(frozen=True)
+class RankedHits:
+    """The best candidates of a group, with their rows."""
+
+    strength: np.ndarray  # (k,) float64, by which hits of several groups are merged
+    hits: list[Hit]
+
+
 def score_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
     """(N,) float64: selective scores of images of this group, in the order of their ids."""
     scores = np.zeros(len(image_ids))
@@ -120,6 +128,12 @@ def rank_best(ranking: Ranking, calibration: Calibration, k: int) -> list[Ranked
         )
         ranked.append(RankedCandidate(image_id, float(scores[place]), verified))
     return ranked
+
+
+def describe_best(group: ShardGroup, ranking: Ranking, calibration: Calibration, k: int) -> RankedHits:
+    """The best k of candidates of this group, as `rank_best` orders them."""
+    hits = add_evidence(group, rank_best(ranking, calibration, k))
+    return RankedHits(ranking.strength[ranking.order()[:k]], hits)
 
 
 class GroupCandidates:

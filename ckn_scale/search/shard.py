@@ -167,6 +167,11 @@ class ShardGroup:
         hit = shard.describe(position, image_id, 0.0)
         return IndexedImage(image_id, hit.uri, hit.columns, shard.size_px(position))
 
+    def is_deleted(self, image_id: int) -> bool:
+        """Whether a shard still has the image's row, which no answer shows."""
+        place = bisect_right(self._first_ids, image_id) - 1
+        return place >= 0 and self.shards[place].holds_deleted(image_id)
+
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(N,) priorities, ascending, and (N,) ids of at most `count` images: the same however they lie."""
         ids = np.concatenate([np.empty(0, np.int64), *(shard.living_ids for shard in self.shards)])
@@ -253,12 +258,21 @@ class OpenShard:
         return np.ones(self.index.rows, bool) if self.alive is None else self.alive.mask
 
     def position(self, image_id: int) -> int | None:
-        """Where the image lies; None when it is not here, or deleted."""
+        """Where the image is; None when it is not here, or deleted."""
+        position = self._row_of(image_id)
+        return None if position is None or self._is_dead(position) else position
+
+    def holds_deleted(self, image_id: int) -> bool:
+        position = self._row_of(image_id)
+        return position is not None and self._is_dead(position)
+
+    def _row_of(self, image_id: int) -> int | None:
         ids = self.index.ids
         position = int(np.searchsorted(ids, image_id))
-        if position == len(ids) or ids[position] != image_id:
-            return None
-        return position if self.alive is None or self.alive.mask[position] else None
+        return position if position < len(ids) and ids[position] == image_id else None
+
+    def _is_dead(self, position: int) -> bool:
+        return self.alive is not None and not self.alive.mask[position]
 
     def size_px(self, position: int) -> tuple[int, int] | None:
         """Width and height of the upright original, where points were kept with it."""

@@ -77,6 +77,9 @@ class PhaseClock:
         self.spent_ms: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def note(self, phase: str) -> None:
+    def note(self, phase: str, spent_ms: float | None = None) -> None:
+        """What was spent since the last note, or only the first so many milliseconds of it."""
         now = time.perf_counter()
+        if spent_ms is not None:
+            now = min(now, self._last + 1e-3 * spent_ms)
         self.spent_ms[phase], self._last = 1e3 * (now - self._last), now

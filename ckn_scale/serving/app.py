@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 APPLICATION = "ckn_scale"
 THREADS_PER_ENCODER = 4  # more, and they wait for each other
+# Serve exports its own metrics and looks at its deployments ten times a second: a sixth of a core when
+# nobody asks.
+SELDOM = {"RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25"}
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -180,7 +183,7 @@ def _running(settings: ServeSettings, host: str, port: int, ray_address: str | N
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Answers come before batch work, so the replicas keep the priority of this process; deployments
     # ask for no CPU here.
-    environment = {**FULL_PRIORITY, **proxy.ENVIRONMENT}
+    environment = {**FULL_PRIORITY, **SELDOM, **proxy.ENVIRONMENT}
     with connect_ray(ray_address, num_cpus=1, environment=environment):
         if ray_address is not None:
             _check_application_is_new()

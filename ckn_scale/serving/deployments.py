@@ -14,14 +14,25 @@ from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
 
 from ckn_scale.core.evidence import Evidence, QueryPoints
-from ckn_scale.search.evidence import RankedCandidate
+from ckn_scale.search.evidence import RankedCandidate, RankedHits
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.search.matches import PairMatch
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.api import make_api
 from ckn_scale.serving.gate import RequestGate
-from ckn_scale.serving.messages import BadFilter, Box, DrawnImages, Encoded, Found, Preview, Rejected
+from ckn_scale.serving.messages import (
+    BadFilter,
+    Box,
+    Deleted,
+    DrawnImages,
+    Encoded,
+    Found,
+    Judgement,
+    Preview,
+    Rejected,
+    Shortlisted,
+)
 from ckn_scale.serving.ray_metrics import RayExporter
 from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
 from ckn_scale.serving.router import SearchRouter
@@ -100,6 +111,26 @@ class GroupHandle(_ReplicatedHandle):
         evidence: list[Evidence] = await self._handle.verify.remote(version, points, image_ids)
         return evidence
 
+    async def verify_best(
+        self, version: int, points: QueryPoints, candidates: Shortlisted, judgement: Judgement
+    ) -> RankedHits:
+        best: RankedHits = await self._handle.verify_best.remote(version, points, candidates, judgement)
+        return best
+
+    async def rank(
+        self,
+        version: int,
+        query: Encoded,
+        count: int,
+        wanted: Filter | None,
+        without: int | None,
+        judgement: Judgement,
+    ) -> tuple[RankedHits, float] | BadFilter:
+        best: tuple[RankedHits, float] | BadFilter = await self._handle.rank.remote(
+            version, query, count, wanted, without, judgement
+        )
+        return best
+
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         hits: list[Hit] = await self._handle.describe.remote(version, list(ranked))
         return hits
@@ -128,8 +159,8 @@ class GroupHandle(_ReplicatedHandle):
         found: PairMatch | None = await self._handle.match.remote(version, image_id, query)
         return found
 
-    async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
-        found: IndexedImage | None = await self._handle.look_up.remote(version, image_id)
+    async def look_up(self, version: int, image_id: int) -> IndexedImage | Deleted | None:
+        found: IndexedImage | Deleted | None = await self._handle.look_up.remote(version, image_id)
         return found
 
     async def draw(self, version: int, count: int) -> DrawnImages:

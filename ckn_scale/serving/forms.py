@@ -205,7 +205,7 @@ class ImageResponse(BaseModel):
     image_id: int
     uri: str
     columns: dict[str, Any]
-    state: str
+    state: Literal["ok"] = Field(description="others are in no index; a deleted image's 404 says so")
     width: int | None = Field(description="of the upright original; null where it is not known")
     height: int | None
     version: int

@@ -13,7 +13,7 @@ from ckn_scale.serving.limits import ApiError, BodyReader
 from ckn_scale.serving.messages import Preview
 from ckn_scale.serving.originals import Originals
 from ckn_scale.serving.queue import SearchQueue
-from ckn_scale.serving.router import SearchRouter, no_image
+from ckn_scale.serving.router import SearchRouter
 
 KEPT = {"cache-control": "private, max-age=3600"}
 
@@ -25,14 +25,12 @@ def add_image_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, que
     async def image(image_id: ImageId) -> ImageResponse:
         """What the index knows of an image."""
         found = await router.look_up(image_id)
-        if found is None:
-            raise no_image(image_id)
         width, height = found.size_px or (None, None)
         return ImageResponse(
             image_id=image_id,
             uri=found.uri,
             columns=make_columns(found.columns),
-            state="ok",  # others are in no index
+            state="ok",
             width=width,
             height=height,
             version=router.version.number,
@@ -59,8 +57,6 @@ def add_image_routes(app: FastAPI, router: SearchRouter, bodies: BodyReader, que
     async def original(image_id: ImageId) -> Response:
         """The file of an indexed image, where the server gives out what lies below its URI's prefix."""
         found = await router.look_up(image_id)
-        if found is None:
-            raise no_image(image_id)
         file = await originals.read(found.uri)
         return Response(file.data, media_type=file.media_type, headers=KEPT)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -21,6 +22,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIN_BODY_BYTES_PER_S = 32 * 1024  # a phone at the edge of its network is faster
 CLOSE = {"connection": "close"}  # what is left of the body is not waited for
+# Of a body that is too large: who still sends when the connection closes does not hear why.
+DISCARDED_S, DISCARDED_BYTES = 2.0, 64 * 2**20
 
 
 class ApiError(Exception):
@@ -55,13 +58,10 @@ class BodyReader:
 
     async def read(self, receive: Receive, declared: str | None) -> bytes:
         """The whole body; `declared` is its Content-Length, where the client sent one."""
-        limit_bytes = self._settings.body_limit_bytes
-        if declared and declared.isdigit() and int(declared) > limit_bytes:
-            raise too_large(limit_bytes)
         if len(self._arriving) >= self._settings.max_bodies:
             self._end_slowest()
         arrival = _Arrival(None, time.monotonic())
-        arrival.task = asyncio.ensure_future(self._read_chunks(receive, arrival))
+        arrival.task = asyncio.ensure_future(self._read_chunks(receive, arrival, declared))
         self._arriving.add(arrival)
         try:
             return await arrival.task
@@ -81,7 +81,11 @@ class BodyReader:
         if slowest.task is not None:
             slowest.task.cancel()
 
-    async def _read_chunks(self, receive: Receive, arrival: _Arrival) -> bytes:
+    async def _read_chunks(self, receive: Receive, arrival: _Arrival, declared: str | None) -> bytes:
+        limit_bytes = self._settings.body_limit_bytes
+        if declared and declared.isdigit() and int(declared) > limit_bytes:
+            await _discard(receive)
+            raise too_large(limit_bytes)
         body = bytearray()
         more = True
         while more:
@@ -90,9 +94,12 @@ class BodyReader:
                 raise ApiError(400, "disconnected", "the client closed the connection before the body's end")
             body += message.get("body", b"")
             arrival.received = len(body)
-            if len(body) > self._settings.body_limit_bytes:
-                raise too_large(self._settings.body_limit_bytes)
             more = message.get("more_body", False)
+            if len(body) > limit_bytes:
+                body.clear()
+                if more:
+                    await _discard(receive)
+                raise too_large(limit_bytes)
         return bytes(body)
 
     async def _receive_in_time(self, receive: Receive, arrival: _Arrival) -> MutableMapping[str, Any]:
@@ -106,6 +113,20 @@ class BodyReader:
                 f"{MIN_BODY_BYTES_PER_S // 1024} KiB/s after its first {grace_s:g} s"
             )
             raise ApiError(408, "body_timeout", message).with_headers(CLOSE) from None
+
+
+async def _discard(receive: Receive) -> None:
+    """The rest of a body, or as much of it as comes in a moment."""
+
+    async def read_on() -> None:
+        discarded, more = 0, True
+        while more and discarded < DISCARDED_BYTES:
+            message = await receive()
+            discarded += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read_on(), DISCARDED_S)
 
 
 @dataclass(eq=False)

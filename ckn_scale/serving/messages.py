@@ -11,7 +11,7 @@ import numpy as np
 
 from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.evidence import Evidence, QueryPoints
-from ckn_scale.search.evidence import RankedCandidate
+from ckn_scale.search.evidence import RankedCandidate, RankedHits
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.search.matches import PairMatch
@@ -24,6 +24,23 @@ Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # (k',) similarities and ids, 
 class Encoded:
     vector: np.ndarray  # (D,) float32
     points: QueryPoints | None = None  # where the version has points
+
+
+@dataclass(frozen=True)
+class Shortlisted:
+    """Candidates of a group for geometry, and what is known of them without."""
+
+    image_ids: np.ndarray  # (N,)
+    similarity: np.ndarray  # (N,)
+    selective: np.ndarray  # (N,)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How hits are ranked and how many are wanted."""
+
+    calibration: Calibration
+    k: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,11 @@ class BadFilter:
     """The filter does not fit the index."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """An image whose row is still in the index, and in no answer: nothing is said of it."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +153,20 @@ class GroupClient(Protocol):
 
     async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]: ...
 
+    async def verify_best(
+        self, version: int, points: QueryPoints, candidates: Shortlisted, judgement: Judgement
+    ) -> RankedHits: ...
+
+    async def rank(
+        self,
+        version: int,
+        query: Encoded,
+        count: int,
+        wanted: Filter | None,
+        without: int | None,
+        judgement: Judgement,
+    ) -> tuple[RankedHits, float] | BadFilter: ...
+
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]: ...
 
     async def load_hits(
@@ -145,7 +181,7 @@ class GroupClient(Protocol):
 
     async def match(self, version: int, image_id: int, query: Encoded) -> PairMatch | None: ...
 
-    async def look_up(self, version: int, image_id: int) -> IndexedImage | None: ...
+    async def look_up(self, version: int, image_id: int) -> IndexedImage | Deleted | None: ...
 
     async def draw(self, version: int, count: int) -> DrawnImages: ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,13 +19,18 @@ from ckn_scale.core.evidence import Evidence, QueryPoints
 from ckn_scale.core.expansion import widen_points
 from ckn_scale.core.images import make_preview
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
+from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import ImageRejected, InputError
 from ckn_scale.search.evidence import (
     GroupCandidates,
     Query,
     RankedCandidate,
+    RankedHits,
     add_evidence,
+    describe_best,
+    gather_evidence,
+    leave_out,
     load_query,
     make_query,
     score_points_of,
@@ -38,7 +44,18 @@ from ckn_scale.search.shard import ShardGroup
 from ckn_scale.search.versions import assign_shards, latest_version_number, open_version
 from ckn_scale.serving.batching import Batcher
 from ckn_scale.serving.decoding import Decoders
-from ckn_scale.serving.messages import BadFilter, Box, DrawnImages, Encoded, Found, Preview, Rejected
+from ckn_scale.serving.messages import (
+    BadFilter,
+    Box,
+    Deleted,
+    DrawnImages,
+    Encoded,
+    Found,
+    Judgement,
+    Preview,
+    Rejected,
+    Shortlisted,
+)
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import Readiness, ResidentVersions
 from ckn_scale.storage.run_folder import RunFolder
@@ -83,6 +100,8 @@ class EncoderReplica:
         if isinstance(encoded, Rejected):
             return encoded
         query = await self._compute(make_query, encoded, encoder, box)
+        if query.points is not None:
+            await self._compute(getattr, query.points, "aggregated")  # once for all groups: it is kept
         return Encoded(query.vector, query.points)
 
     async def match(self, version: int, data: bytes, other: bytes, box: Box | None) -> PairMatch | Rejected:
@@ -183,6 +202,24 @@ class ShardReplica:
     async def verify(self, version: int, points: QueryPoints, image_ids: np.ndarray) -> list[Evidence]:
         return await self._compute(verify_points_of, version, points, image_ids)
 
+    async def verify_best(
+        self, version: int, points: QueryPoints, candidates: Shortlisted, judgement: Judgement
+    ) -> RankedHits:
+        """The last rounds in one call: what is verified is described, too, as far as it may be wanted."""
+        return await self._compute(_verify_best, version, points, candidates, judgement)
+
+    async def rank(
+        self,
+        version: int,
+        query: Encoded,
+        count: int,
+        wanted: Filter | None,
+        without: int | None,
+        judgement: Judgement,
+    ) -> tuple[RankedHits, float] | BadFilter:
+        """All rounds in one call, for a group that is alone; and the milliseconds of the first."""
+        return await self._compute(_rank, version, query, count, wanted, without, judgement)
+
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         return await asyncio.to_thread(add_evidence, self._shards.get(version), ranked)
 
@@ -209,8 +246,9 @@ class ShardReplica:
     async def match(self, version: int, image_id: int, query: Encoded) -> PairMatch | None:
         return await self._compute(match_stored, version, Query(query.vector, query.points), image_id)
 
-    async def look_up(self, version: int, image_id: int) -> IndexedImage | None:
-        return self._shards.get(version).look_up(image_id)
+    async def look_up(self, version: int, image_id: int) -> IndexedImage | Deleted | None:
+        shards = self._shards.get(version)
+        return Deleted() if shards.is_deleted(image_id) else shards.look_up(image_id)
 
     async def draw(self, version: int, count: int) -> DrawnImages:
         return await self._compute(_draw, version, count)
@@ -249,6 +287,34 @@ def _load_vectors(shards: ShardGroup, image_ids: np.ndarray) -> np.ndarray:
 def _draw(shards: ShardGroup, count: int) -> DrawnImages:
     priorities, ids = shards.draw(count)
     return DrawnImages(priorities, ids, [hit.uri for hit in shards.describe(ids, np.zeros(len(ids)))])
+
+
+def _verify_best(
+    shards: ShardGroup, points: QueryPoints, candidates: Shortlisted, judgement: Judgement
+) -> RankedHits:
+    ids = candidates.image_ids
+    evidence = dict(zip(ids.tolist(), verify_points_of(shards, points, ids), strict=True))
+    ranking = Ranking(ids, candidates.similarity, candidates.selective, evidence, {})
+    return describe_best(shards, ranking, judgement.calibration, judgement.k)
+
+
+def _rank(
+    shards: ShardGroup,
+    query: Encoded,
+    count: int,
+    wanted: Filter | None,
+    without: int | None,
+    judgement: Judgement,
+) -> tuple[RankedHits, float] | BadFilter:
+    assert query.points is not None
+    started = time.perf_counter()
+    found = _find(shards, query.vector, count + (without is not None), wanted)
+    if isinstance(found, BadFilter):
+        return found
+    similarity, ids = found
+    find_ms = 1e3 * (time.perf_counter() - started)
+    ranking = gather_evidence(shards, query.points, *leave_out(ids, similarity, without, count))
+    return describe_best(shards, ranking, judgement.calibration, judgement.k), find_ms
 
 
 def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None) -> Found | BadFilter:

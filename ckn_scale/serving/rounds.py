@@ -12,11 +12,12 @@ from ckn_scale.core.evidence import QueryPoints, choose_head
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.core.sampling import smallest
 from ckn_scale.core.topk import merge_topk
-from ckn_scale.search.evidence import RankedCandidate, leave_out
+from ckn_scale.search.evidence import RankedCandidate, RankedHits, leave_out
 from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
+from ckn_scale.serving.answers import PhaseClock
 from ckn_scale.serving.limits import ApiError
-from ckn_scale.serving.messages import BadFilter, DrawnImages, ServedVersion
+from ckn_scale.serving.messages import BadFilter, DrawnImages, Encoded, Judgement, ServedVersion, Shortlisted
 
 Answer = TypeVar("Answer")
 # A group's number, a method and its arguments → what it answers; None when it is dead or slow.
@@ -59,13 +60,55 @@ class Rounds:
         )
         return leave_out(ids[0], similarity[0], self._without, count)
 
-    async def gather(self, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray) -> Ranking:
-        """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
+    async def rank(
+        self, query: Encoded, count: int, judgement: Judgement, clock: PhaseClock
+    ) -> list[Hit] | None:
+        """The best verified hits, in few calls: of a shortlist of `count` its head, which one group after
+        the other verifies and describes. None when not all are among them: `gather` finds the others.
+        """
+        if len(self.answering) == 1:
+            return await self._rank_alone(query, count, judgement, clock)
+        ids, similarity = await self.find(query.vector, count)
+        clock.note("search")
+        asked, points = set(self.answering), query.points
+        assert points is not None
+        selective = await self._score(points, ids)
+        head = choose_head(ids, similarity, selective)
+        shares = {one: head[rows] for one, rows in self.split(ids[head]).items()}
+        calls = {
+            one: (points, Shortlisted(ids[rows], similarity[rows], selective[rows]), judgement)
+            for one, rows in shares.items()
+        }
+        found = await self.ask("verify_best", calls)
+        clock.note("evidence")
+        return _merge_ranked(list(found.values()), judgement.k) if self.answering == asked else None
+
+    async def _rank_alone(
+        self, query: Encoded, count: int, judgement: Judgement, clock: PhaseClock
+    ) -> list[Hit]:
+        """All rounds in one call: there is no other group whose candidates could be better."""
+        alone = (query, count, self._wanted, self._without, judgement)
+        found = await self.ask("rank", dict.fromkeys(self.answering, alone))
+        if not found:
+            return []
+        best, find_ms = _require_fit(next(iter(found.values())))
+        clock.note("search", find_ms)
+        clock.note("evidence")
+        hits: list[Hit] = best.hits
+        return hits
+
+    async def _score(self, points: QueryPoints, image_ids: np.ndarray) -> np.ndarray:
         owned = self.split(image_ids)
         scores = await self.ask("score", {one: (points, image_ids[rows]) for one, rows in owned.items()})
         selective = np.zeros(len(image_ids))
         for group, values in scores.items():
             selective[owned[group]] = values
+        return selective
+
+    async def gather(self, points: QueryPoints, image_ids: np.ndarray, similarity: np.ndarray) -> Ranking:
+        """Evidence of the groups that own the candidates; what a group owns that fails is left out."""
+        owned = self.split(image_ids)
+        selective = await self._score(points, image_ids)
         head = choose_head(image_ids, similarity, selective)
         chosen = {one: image_ids[head[rows]] for one, rows in self.split(image_ids[head]).items()}
         verified = await self.ask("verify", {one: (points, ids) for one, ids in chosen.items()})
@@ -115,6 +158,14 @@ class Rounds:
         """Positions of ids by the group that owns them, of those that answer."""
         owners = np.array([self.version.group_of(one) for one in image_ids.tolist()], dtype=object)
         return {one: np.flatnonzero(owners == one) for one in sorted(self.answering) if (owners == one).any()}
+
+
+def _merge_ranked(parts: Sequence[RankedHits], k: int) -> list[Hit]:
+    """The best of all groups, equals by ascending id."""
+    hits = [hit for part in parts for hit in part.hits]
+    strength = np.concatenate([np.empty(0), *(part.strength for part in parts)])
+    order = np.lexsort((np.array([hit.image_id for hit in hits], np.int64), -strength))
+    return [hits[place] for place in order[:k].tolist()]
 
 
 def _require_fit(answer: Answer | BadFilter) -> Answer:

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ckn_scale.core.calibration import Calibration
 from ckn_scale.core.copies import StoredRows
-from ckn_scale.core.evidence import SHORTLIST, QueryPoints
+from ckn_scale.core.evidence import HEAD, SHORTLIST, QueryPoints
 from ckn_scale.core.ranking import Ranking
 from ckn_scale.search.evidence import rank_best
 from ckn_scale.search.hit_copies import MOST_COMPARED, NUM_REFERENCES, list_copies
-from ckn_scale.search.hits import IndexedImage
+from ckn_scale.search.hits import Hit, IndexedImage
 from ckn_scale.serving.answers import MatchAnswer, PhaseClock, Ranked, SearchAnswer, SearchOptions
 from ckn_scale.serving.expansion import expand
 from ckn_scale.serving.health import HungGroups
@@ -25,14 +26,16 @@ from ckn_scale.serving.hit_copies import find_copies, load_rows
 from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import (
     Box,
+    Deleted,
     DrawnImages,
     Encoded,
     EncoderClient,
     GroupClient,
+    Judgement,
     Preview,
-    Rejected,
     ServedVersion,
 )
+from ckn_scale.serving.refusals import check_can_verify, no_image, require_usable, unavailable
 from ckn_scale.serving.request_record import note_group_left_out
 from ckn_scale.serving.rounds import Rounds
 from ckn_scale.serving.settings import ServeSettings
@@ -91,7 +94,7 @@ class SearchRouter:
         image cannot be used; 503 when the encoder or every group is missing, or any group with `strict`.
         """
         version = version or self.version  # pinned: a switch meanwhile does not touch this request
-        _check_can_verify(version, options)
+        check_can_verify(version, options)
         clock = PhaseClock()
         encoded = await self._encode(version.number, data, box)
         clock.note("encode")
@@ -105,7 +108,7 @@ class SearchRouter:
         ApiError 404 when there is no such image.
         """
         version = version or self.version
-        _check_can_verify(version, options)
+        check_can_verify(version, options)
         clock = PhaseClock()
         encoded = await self._load_query(version, image_id)
         clock.note("load")
@@ -118,7 +121,7 @@ class SearchRouter:
             raise ApiError(400, "bad_request", "this index has no points to match images by")
         if isinstance(one, bytes) and isinstance(other, bytes):
             asked = self._encoder.match(version.number, one, other, box)
-            found = _require_usable(await self._ask_encoder(asked))
+            found = require_usable(await self._ask_encoder(asked))
         else:
             if isinstance(one, bytes):
                 encoded = await self._encode(version.number, one, box)
@@ -154,22 +157,41 @@ class SearchRouter:
             kept, copies = await self._leave_out_copies(rounds, strong, options)
             hits, found, decision = options.choose_page(kept), None, None
         else:
-            candidates = await rounds.find(encoded.vector, max(options.depth, SHORTLIST))
-            clock.note("search")
-            gathered = await rounds.gather(encoded.points, *candidates)
-            clock.note("evidence")
-            if options.expand:
-                gathered = await self._expand(rounds, encoded, gathered, options)
-                clock.note("expand")
-            ranked = rank_best(gathered, calibration, options.depth)
-            kept_ranked, copies = await self._leave_out_copies(rounds, options.keep_strong(ranked), options)
-            if copies is not None:
-                clock.note("copies")
-            hits = await rounds.describe(options.choose_page(kept_ranked))
-            found, decision = any(one.verified.match for one in ranked), calibration
-            clock.note("describe")
+            decision = calibration
+            hits, found, copies = await self._verify(rounds, encoded, calibration, options, clock)
         coverage = self._check_coverage(version, rounds.answering, options.strict)
         return SearchAnswer(version.number, hits, coverage, clock.spent_ms, found, decision, copies)
+
+    async def _verify(
+        self,
+        rounds: Rounds,
+        encoded: Encoded,
+        calibration: Calibration,
+        options: SearchOptions,
+        clock: PhaseClock,
+    ) -> tuple[list[Hit], bool, dict[int, list[int]] | None]:
+        """A page of hits with evidence, whether any is a match, and copies as `_leave_out_copies` says."""
+        count, points = max(options.depth, SHORTLIST), encoded.points
+        assert points is not None
+        if options.depth <= HEAD and not (options.expand or options.group_copies):
+            best = await rounds.rank(encoded, count, Judgement(calibration, options.depth), clock)
+            if best is not None:
+                found = any(hit.verified is not None and hit.verified.match for hit in best)
+                return options.choose_page(options.keep_strong(best)), found, None
+        candidates = await rounds.find(encoded.vector, count)
+        clock.note("search")
+        gathered = await rounds.gather(points, *candidates)
+        clock.note("evidence")
+        if options.expand:
+            gathered = await self._expand(rounds, encoded, gathered, options)
+            clock.note("expand")
+        ranked = rank_best(gathered, calibration, options.depth)
+        kept, copies = await self._leave_out_copies(rounds, options.keep_strong(ranked), options)
+        if copies is not None:
+            clock.note("copies")
+        hits = await rounds.describe(options.choose_page(kept))
+        clock.note("describe")
+        return hits, any(one.verified.match for one in ranked), copies
 
     async def _leave_out_copies(
         self, rounds: Rounds, ranked: list[Ranked], options: SearchOptions
@@ -201,9 +223,13 @@ class SearchRouter:
         discriminative = options.expand == "discriminative"
         return await expand(rounds, encoded, first, widen, self._threads, discriminative=discriminative)
 
-    async def look_up(self, image_id: int) -> IndexedImage | None:
-        """An image of the version, None when there is none; ApiError 503 when its group is missing."""
-        found: IndexedImage | None = await self._ask_owner(self.version, image_id, "look_up")
+    async def look_up(self, image_id: int) -> IndexedImage:
+        """An image of the version; ApiError 404 when there is none, 503 when its group is missing."""
+        found: IndexedImage | Deleted | None = await self._ask_owner(self.version, image_id, "look_up")
+        if isinstance(found, Deleted):
+            raise ApiError(404, "not_found", f"image {image_id} was deleted", state="deleted")
+        if found is None:
+            raise no_image(image_id)
         return found
 
     async def thumbnail(self, image_id: int) -> bytes | None:
@@ -235,7 +261,7 @@ class SearchRouter:
     async def preview(self, data: bytes) -> Preview:
         """A JPEG of an image file; ApiError 422 when it cannot be used."""
         answer = self._encoder.preview(self.version.number, data)
-        return _require_usable(await self._ask_encoder(answer))
+        return require_usable(await self._ask_encoder(answer))
 
     async def check_ready(self) -> list[str]:
         """Names of the parts that are not ready for the current version."""
@@ -258,7 +284,7 @@ class SearchRouter:
         return True
 
     async def _encode(self, version: int, data: bytes, box: Box | None) -> Encoded:
-        return _require_usable(await self._ask_encoder(self._encoder.encode(version, data, box)))
+        return require_usable(await self._ask_encoder(self._encoder.encode(version, data, box)))
 
     async def _ask_encoder(self, answer: Awaitable[Answer]) -> Answer:
         try:
@@ -308,29 +334,5 @@ class SearchRouter:
             return False
 
 
-def _check_can_verify(version: ServedVersion, options: SearchOptions) -> None:
-    if options.expand and options.verify is False:
-        message = "expansion begins with verified hits: expand and verify=false exclude each other"
-        raise ApiError(400, "bad_request", message)
-    if (options.verify or options.expand) and version.calibration is None:
-        message = "this index has no points to verify by: leave verify and expand out, or false"
-        raise ApiError(400, "bad_request", message)
-
-
 def _list_examples(drawn: DrawnImages, count: int) -> list[tuple[int, str]]:
     return list(zip(drawn.image_ids.tolist(), drawn.uris, strict=True))[:count]
-
-
-def _require_usable(answer: Answer | Rejected) -> Answer:
-    if isinstance(answer, Rejected):
-        message = f"the image cannot be used ({answer.state}): {answer.reason}"
-        raise ApiError(422, "image_rejected", message, state=answer.state, reason=answer.reason)
-    return answer
-
-
-def no_image(image_id: int) -> ApiError:
-    return ApiError(404, "not_found", f"the index has no image {image_id}")
-
-
-def unavailable(message: str) -> ApiError:
-    return ApiError(503, "unavailable", message).with_headers({"retry-after": "2"})

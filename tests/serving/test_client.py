@@ -271,6 +271,11 @@ def test_what_is_no_answer_is_a_server_error_at_once(answer, monkeypatch):
     assert server.asked == 1
 
 
+def test_a_body_that_is_too_large_is_said_to_be(client):
+    with pytest.raises(ckn_scale.InputError, match="larger than 16 MiB: send a smaller image"):
+        client.search(bytes(24 * 2**20))
+
+
 def test_nobody_there_is_said_in_a_sentence():
     url = f"http://127.0.0.1:{free_port()}"
     unreachable = pytest.raises(ckn_scale.ServerUnreachable, match=f"{url} cannot be reached: ")

@@ -129,10 +129,7 @@ def test_a_body_beyond_16_mib_is_refused_declared_or_streamed(local_server):
             yield b"x" * 2**20
 
     for content in (b"x" * (17 * 2**20), stream()):
-        try:
-            answer = local_server.client.post("/v1/search", content=content, headers=headers)
-        except (httpx.WriteError, httpx.ReadError):
-            continue  # the server hung up while the client was still sending: refused as well
+        answer = local_server.client.post("/v1/search", content=content, headers=headers)
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "body_too_large"
     assert local_server.client.get("/healthz").status_code == 200

@@ -13,8 +13,10 @@ from synthetic_index import publish_synthetic, random_units
 from ckn_scale.search.engine import open_index
 from ckn_scale.search.versions import latest_version_number
 from ckn_scale.serving.app import local_resources
+from ckn_scale.serving.limits import ApiError
 from ckn_scale.serving.messages import Encoded, Rejected
-from ckn_scale.serving.replicas import EncoderReplica
+from ckn_scale.serving.replicas import EncoderReplica, ShardReplica
+from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
 from ckn_scale.storage.run_folder import RunFolder
@@ -60,6 +62,20 @@ def test_a_version_is_described_by_its_living_rows(tmp_path):
     assert (sum(described.group_rows), described.rows) == (7, 7)
     alone = describe_version(index.run, index.version, 3)
     assert sorted(alone.group_rows) == [0, 3, 4], "one shard has none left, and its group is not asked"
+
+
+def test_a_deleted_image_is_said_to_be_deleted_and_nothing_else_of_it(tmp_path):
+    index = publish_synthetic(tmp_path / "run", random_units(12), 3, deleted=[0, 9])
+    settings = ServeSettings(run_url=str(tmp_path / "run"))
+    group, described = ShardReplica(settings, 0), describe_version(index.run, index.version, 1)
+    router = SearchRouter(settings, described, None, [group])
+    assert asyncio.run(router.look_up(1)).image_id == 1
+    with pytest.raises(ApiError, match="image 9 was deleted") as deleted:
+        asyncio.run(router.look_up(9))
+    assert (deleted.value.status, deleted.value.body["state"]) == (404, "deleted")
+    with pytest.raises(ApiError, match="the index has no image 12") as absent:
+        asyncio.run(router.look_up(12))
+    assert (absent.value.status, "state" in absent.value.body) == (404, False)
 
 
 @pytest.mark.parametrize("resources", [{"encoder_threads": 2}, {"encoder_threads": 2, "encoder_batch": 4}])

@@ -101,7 +101,7 @@ def test_a_search_answers_like_an_index_in_this_process(call, index):
     rule = {"min_inliers": index.calibration.min_inliers, "false_alarm_rate": 1e-6}
     assert body["decision"] == rule
     assert (body["version"], body["coverage"], body["partial"]) == (1, 1.0, False)
-    assert body["timings_ms"].keys() == {"encode", "search", "evidence", "describe", "total"}
+    assert body["timings_ms"].keys() == {"encode", "search", "evidence", "total"}
     assert len(body["request_id"]) == 16
 
 

@@ -11,6 +11,7 @@ from synthetic_index import publish_synthetic, random_units
 from synthetic_points import make_candidates, make_query, serialise_candidates
 
 from ckn_scale.core.copies import ScoredPairs
+from ckn_scale.core.evidence import HEAD
 from ckn_scale.search import hit_copies
 from ckn_scale.search.engine import Index
 from ckn_scale.search.evidence import Query
@@ -27,7 +28,7 @@ from ckn_scale.serving.router import SearchRouter
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import describe_version
 
-NUM_IMAGES, NUM_GROUPS = 130, 3
+NUM_IMAGES, NUM_GROUPS = 260, 3  # more images than geometry looks at
 SHARED = {7: 60, 40: 35, 90: 25}
 
 
@@ -74,17 +75,43 @@ def ask(router, k=10, **options):
 
 
 @pytest.mark.parametrize("seed", [0, 77], ids=["shown by three", "shown by none"])
-@pytest.mark.parametrize("k", [1, 10, 200])
+@pytest.mark.parametrize("k", [1, 10, HEAD, HEAD + 30])
 def test_the_routers_answer_is_that_of_one_process(made, replicas, index, seed, k):
     query = Query(made.vectors[11], make_query(seed=seed))
     answer, expected = ask(make_router(made, replicas, query), k), index.search_queries([query], k)[0]
     assert [hit.to_form() for hit in answer.hits] == [hit.to_form() for hit in expected]
     assert answer.found is expected.found is (seed == 0)
     assert (answer.coverage, answer.partial) == (1.0, False)
-    assert answer.timings_ms.keys() == {"encode", "search", "evidence", "describe"}
+    assert answer.timings_ms.keys() - {"describe"} == {"encode", "search", "evidence"}
     body = make_response(answer, {}, "r").model_dump(exclude_unset=True)
     assert body["found"] is expected.found
     assert body["hits"] == [hit.to_form() for hit in expected]
+
+
+def test_a_group_that_is_alone_answers_in_one_call(made, index):
+    query = Query(made.vectors[11], make_query())
+    settings = ServeSettings(run_url=made.run.url)
+    group = ShardReplica(settings, 0)
+    asked = []
+
+    class Watched:
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(group, name)
+
+    router = SearchRouter(
+        settings, describe_version(made.run, made.version, 1), KnownQuery(query), [Watched()]
+    )
+    for options in ({}, {"filter": "image_id in 7,40,100"}):
+        wanted = Filter.parse(options["filter"]) if options else None
+        answer = ask(router, wanted=wanted, offset=1, k=4)
+        assert answer.hits == index.search_queries([query], 5, **options)[0][1:5]
+        assert answer.timings_ms.keys() == {"encode", "search", "evidence"}
+    assert asked == ["rank", "rank"]
+    similar = asyncio.run(router.similar(7, SearchOptions(3)))
+    assert [hit.image_id for hit in similar.hits] == [hit.image_id for hit in index.similar(7, 3)]
+    with pytest.raises(ApiError, match="no such column"):
+        ask(router, wanted=Filter.parse("year>2000"))
 
 
 def test_without_verification_and_with_a_filter_it_is_the_same_too(made, replicas, index):
@@ -116,14 +143,18 @@ class DyingReplica:
         raise RuntimeError("the replica died")
 
 
-@pytest.mark.parametrize("dies_at", ["find", "score", "verify", "describe"])
-def test_a_group_that_dies_on_the_way_leaves_a_partial_answer(made, replicas, dies_at):
+@pytest.mark.parametrize(
+    ("dies_at", "k"),
+    [("find", 10), ("score", 10), ("verify_best", 10), ("verify", HEAD + 1), ("describe", HEAD + 1)],
+)
+def test_a_group_that_dies_on_the_way_leaves_a_partial_answer(made, replicas, dies_at, k):
     query = Query(made.vectors[11], make_query())
     version = describe_version(made.run, made.version, NUM_GROUPS)
     group = version.group_of(7)
     mixed = [DyingReplica(one, dies_at) if place == group else one for place, one in enumerate(replicas)]
-    answer = ask(make_router(made, mixed, query))
+    answer = ask(make_router(made, mixed, query), k)
     assert answer.partial
+    assert len(answer.hits) == k or k > 10, "others take the places of what it owned"
     assert answer.coverage == pytest.approx(1 - version.group_rows[group] / NUM_IMAGES)
     assert all(version.group_of(hit.image_id) != group for hit in answer.hits)
     assert answer.found, "what the others hold is still found"
@@ -163,7 +194,7 @@ def publish_copies(folder, has_points):
 @pytest.mark.parametrize("has_points", [True, False])
 def test_copies_among_the_hits_are_grouped_under_the_best(tmp_path, has_points):
     _, router = publish_copies(tmp_path, has_points)
-    plain, grouped = ask(router, k=130), ask(router, k=130, group_copies=True)
+    plain, grouped = ask(router, k=NUM_IMAGES), ask(router, k=NUM_IMAGES, group_copies=True)
     best, *others = [hit.image_id for hit in plain.hits if hit.image_id in (7, 40, 90)]
     assert grouped.copies == {best: others}
     assert grouped.hits == [hit for hit in plain.hits if hit.image_id not in others]
