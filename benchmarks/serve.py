@@ -1,13 +1,15 @@
 """Queries a second and milliseconds of a query over HTTP, against the same search in process.
 
-    python benchmarks/serve.py RUN IMAGES [--modes process,local,ray,ray-fast] [--seconds 8] [--json FILE]
+    python benchmarks/serve.py RUN IMAGES [--modes encode,process,local,ray,ray-fast] [--seconds 8]
 
-RUN is a published run, IMAGES a folder of photographs that ask, each as it is. `process` is `open_index` in
-this process, one query after the other, then in as many threads as there are cores; `local` is `serve
---local`; `ray` is `serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8, 32
-clients ask for `--seconds` each, on loopback; then one sends batches of eight, where the server takes them.
-Who is refused (429) waits as told, and refusals are counted. Start-up is the time until the server says that
-it is ready, memory that of all its processes after the last query (PSS).
+RUN is a published run, IMAGES a folder of photographs that ask, each as it is. `encode` is the server's
+encoder alone, with one thread and with as many as there are cores; `process` is `open_index` in this process,
+one query after the other, then in as many threads as there are cores; `local` is `serve --local`; `ray` is
+`serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8, 32 clients ask for
+`--seconds` each, on loopback; then one sends batches of eight, where the server takes them. Who is refused
+(429) waits as told, and refusals are counted. Start-up is the time until the server says that it is ready,
+memory that of all its processes after the last query (PSS). CPU is that of all processes that answer, without
+the clients: it says most where others use the machine.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +27,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,23 +59,53 @@ class Load:
     queries_per_s: float
     p50_ms: float
     p99_ms: float
+    cpu_ms: float  # of a query
     refused: int
     failed: int
 
 
-def summarise(mode: str, groups: int, clients: int, batch: int, seen: Seen, spent_s: float) -> Load:
-    p50, p99 = np.percentile(seen.took_ms, [50, 99]) if seen.took_ms else (np.nan, np.nan)
-    answered = batch * len(seen.took_ms)
-    return Load(
-        mode, groups, clients, batch, answered / spent_s, float(p50), float(p99), seen.refused, seen.failed
-    )
-
-
 class Seen:
-    def __init__(self) -> None:
+    """What clients note, and what the processes that answer spend meanwhile."""
+
+    def __init__(self, pid: int) -> None:
         self.took_ms: list[float] = []
         self.refused = 0
         self.failed = 0
+        self._pid = pid
+        self._began_s, self._cpu_s = time.perf_counter(), read_cpu_s(pid)
+
+    def summarise(self, mode: str, groups: int, clients: int, batch: int = 1) -> Load:
+        p50, p99 = np.percentile(self.took_ms, [50, 99]) if self.took_ms else (np.nan, np.nan)
+        answered = batch * len(self.took_ms)
+        rate = answered / (time.perf_counter() - self._began_s)
+        cpu_ms = 1e3 * (read_cpu_s(self._pid) - self._cpu_s) / max(answered, 1)
+        return Load(
+            mode, groups, clients, batch, rate, float(p50), float(p99), cpu_ms, self.refused, self.failed
+        )
+
+
+def measure_encoder(run: str, images: list[bytes], seconds: float) -> Iterator[Load]:
+    """Twice as many queries at once as it has threads."""
+    from ckn_scale.serving.replicas import EncoderReplica
+    from ckn_scale.serving.settings import ServeSettings
+
+    async def ask(encoder: EncoderReplica, number: int, seen: Seen, ends: float) -> None:
+        place = number
+        while (started := time.perf_counter()) < ends:
+            await encoder.encode(1, images[place % len(images)], None)
+            seen.took_ms.append(1e3 * (time.perf_counter() - started))
+            place += 1
+
+    async def ask_at_once(encoder: EncoderReplica, clients: int) -> Seen:
+        await encoder.encode(1, images[0], None)
+        seen, ends = Seen(os.getpid()), time.perf_counter() + seconds
+        await asyncio.gather(*(ask(encoder, number, seen, ends) for number in range(clients)))
+        return seen
+
+    for threads in sorted({1, os.cpu_count() or 1}):
+        encoder = EncoderReplica(ServeSettings(run_url=run, encoder_threads=threads))
+        yield asyncio.run(ask_at_once(encoder, 2 * threads)).summarise(f"encode/{threads}", 1, 2 * threads)
+        encoder.close()
 
 
 def measure_in_process(run: str, images: list[bytes], seconds: float) -> Iterator[Load]:
@@ -85,8 +117,7 @@ def measure_in_process(run: str, images: list[bytes], seconds: float) -> Iterato
         for index in indexes:
             index._threads = None  # the process's own number: else they take turns
             index.search(images[0], K)
-        seen, ends = Seen(), time.perf_counter() + seconds
-        begun = time.perf_counter()
+        seen, ends = Seen(os.getpid()), time.perf_counter() + seconds
 
         def ask(index: Any, seen: Seen = seen, ends: float = ends) -> None:
             place = 0
@@ -97,11 +128,13 @@ def measure_in_process(run: str, images: list[bytes], seconds: float) -> Iterato
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(ask, indexes))
-        yield summarise("process", 1, threads, 1, seen, time.perf_counter() - begun)
+        yield seen.summarise("process", 1, threads)
 
 
-async def measure_clients(url: str, bodies: list[Any], path: str, clients: int, seconds: float) -> Seen:
-    seen, ends = Seen(), time.perf_counter() + seconds
+async def measure_clients(
+    url: str, pid: int, bodies: list[Any], path: str, clients: int, seconds: float
+) -> Seen:
+    seen, ends = Seen(pid), time.perf_counter() + seconds
 
     async def ask(number: int) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -122,21 +155,21 @@ async def measure_clients(url: str, bodies: list[Any], path: str, clients: int, 
     return seen
 
 
-def measure_server(url: str, mode: str, groups: int, images: list[bytes], seconds: float) -> Iterator[Load]:
+def measure_server(
+    url: str, pid: int, mode: str, groups: int, images: list[bytes], seconds: float
+) -> Iterator[Load]:
     bodies = [{"image": base64.b64encode(image).decode(), "k": K} for image in images]
-    asyncio.run(measure_clients(url, bodies, "/v1/search", 1, 2.0))  # whatever is slow the first time
+    asyncio.run(measure_clients(url, pid, bodies, "/v1/search", 1, 2.0))  # whatever is slow the first time
     for clients in CLIENTS:
-        begun = time.perf_counter()
-        seen = asyncio.run(measure_clients(url, bodies, "/v1/search", clients, seconds))
-        yield summarise(mode, groups, clients, 1, seen, time.perf_counter() - begun)
+        seen = asyncio.run(measure_clients(url, pid, bodies, "/v1/search", clients, seconds))
+        yield seen.summarise(mode, groups, clients)
     if "/v1/search:batch" in httpx.get(f"{url}/openapi.json").json()["paths"]:
-        begun = time.perf_counter()
         batch = [{"queries": [bodies[place % len(bodies)] for place in range(BATCH)]}]
-        seen = asyncio.run(measure_clients(url, batch, "/v1/search:batch", 1, seconds))
-        yield summarise(mode, groups, 1, BATCH, seen, time.perf_counter() - begun)
+        seen = asyncio.run(measure_clients(url, pid, batch, "/v1/search:batch", 1, seconds))
+        yield seen.summarise(mode, groups, 1, BATCH)
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(mode: str, run: str, groups: int, port: int) -> Iterator[tuple[str, float, int]]:
     """Its URL, seconds of its start, and pid."""
     arguments = json.dumps({"run_url": run, "port": port, "shard_groups": groups})
@@ -156,19 +189,34 @@ def serving(mode: str, run: str, groups: int, port: int) -> Iterator[tuple[str, 
             process.wait(60)
 
 
-def measure_memory_mb(pid: int) -> float:
-    """Of a process and all below it, shared pages divided by those who share them."""
-    total_kb, waiting = 0, [pid]
+def list_processes(pid: int) -> Iterator[Path]:
+    """Of a process and all below it."""
+    waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        try:
-            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
-            total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-            for task in Path(f"/proc/{one}/task").iterdir():
+        process = Path(f"/proc/{waiting.pop()}")
+        yield process
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for task in (process / "task").iterdir():
                 waiting += [int(child) for child in (task / "children").read_text().split()]
-        except (OSError, StopIteration):
-            continue  # it ended meanwhile
+
+
+def measure_memory_mb(pid: int) -> float:
+    """Shared pages are divided by those who share them."""
+    total_kb = 0
+    for process in list_processes(pid):
+        with contextlib.suppress(OSError, StopIteration):
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            total_kb += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total_kb / 1024
+
+
+def read_cpu_s(pid: int) -> float:
+    ticks = 0
+    for process in list_processes(pid):
+        with contextlib.suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def show(load: Load) -> None:
@@ -176,6 +224,7 @@ def show(load: Load) -> None:
         " batch" if load.batch > 1 else ""
     )
     times = f"p50 {load.p50_ms:7.0f} ms  p99 {load.p99_ms:7.0f} ms  {load.queries_per_s:6.2f} queries/s"
+    times += f"  {load.cpu_ms:5.0f} ms of CPU each"
     print(f"{what:38} {times}  {load.refused} refused, {load.failed} failed", flush=True)
 
 
@@ -185,7 +234,7 @@ def main() -> None:
     )
     parser.add_argument("run")
     parser.add_argument("images", type=Path)
-    parser.add_argument("--modes", default="process,local,ray,ray-fast")
+    parser.add_argument("--modes", default="encode,process,local,ray,ray-fast")
     parser.add_argument("--groups", default="1", help="numbers of shard groups, as 1,4")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--port", type=int, default=18400)
@@ -194,17 +243,20 @@ def main() -> None:
     images = [path.read_bytes() for path in sorted(options.images.iterdir())[:16]]
     loads: list[Load] = []
     for mode in options.modes.split(","):
-        if mode == "process":
-            for load in measure_in_process(options.run, images, options.seconds):
+        if mode in ("encode", "process"):
+            measure = measure_encoder if mode == "encode" else measure_in_process
+            for load in measure(options.run, images, options.seconds):
                 show(load)
                 loads.append(load)
             continue
         for groups in map(int, options.groups.split(",")):
             with serving(mode, options.run, groups, options.port) as (url, start_s, pid):
-                for load in measure_server(url, mode, groups, images, options.seconds):
+                started_cpu_s = read_cpu_s(pid)
+                for load in measure_server(url, pid, mode, groups, images, options.seconds):
                     show(load)
                     loads.append(load)
-                print(f"{mode:9} {groups} groups: up in {start_s:.1f} s, {measure_memory_mb(pid):.0f} MB")
+                start = f"up in {start_s:.1f} s and {started_cpu_s:.1f} s of CPU"
+                print(f"{mode:9} {groups} groups: {start}, {measure_memory_mb(pid):.0f} MB")
     if options.json:
         options.json.write_text(json.dumps([asdict(load) for load in loads], indent=1))
 
