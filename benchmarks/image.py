@@ -2,11 +2,12 @@
 
     python benchmarks/image.py --images HOLIDAYS --train-images PHOTOS [--points 800] [--json FILE]
 
-Ours also flattens the vector, makes its code, and gives each point its word and code. Both take the same
-number of points per image and as many words; both learn on PHOTOS. Time: CPU time of one thread, the median
-over some images of HOLIDAYS, stages of both in turn. Retrieval: mean average precision on HOLIDAYS (names as
-in the Holidays set: queries end in 00), mean of three codebooks, without and with unit blocks, the better one
-counts. `--no-map` leaves retrieval out.
+Ours also flattens the vector, makes its code, and gives each point its word (of 4,096, as many as collections
+of up to some thousand images have) and code. Both take the same number of points per image and as many words
+of the VLAD; both learn on PHOTOS. Time: CPU time of one thread, the median over some images of HOLIDAYS,
+stages of both in turn. Retrieval: mean average precision on HOLIDAYS (names as in the Holidays set: queries
+end in 00), mean of three codebooks, without and with unit blocks, the better one counts. `--no-map` leaves
+retrieval out.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ckn_scale.core.patches import extract_patches
 from ckn_scale.core.pca import Projection
 from ckn_scale.core.points import PointModel, fit_point_projection
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor, detect_keypoints
+from ckn_scale.core.specs import USUAL_WORDS
 from ckn_scale.core.vector_codes import make_codec
 from ckn_scale.core.vlad import aggregate_vlad, fit_codebook
 from ckn_scale.evaluate.cache import ContentCache
@@ -131,8 +133,9 @@ def fit_encoder(settings: Settings, train: Sequence[Path], cache: ContentCache) 
     dim = sum(channel.centroids.size for channel in channels)
     noise = np.random.default_rng(0).standard_normal((NUM_NOISE, dim), np.float32)
     by_name = {channel.name: channel for channel in channels}
+    num_words = min(points.num_words, USUAL_WORDS)
     described = [
-        by_name[name].descriptor.describe_with(patches[: points.num_words], [by_name[name].points])[1]
+        by_name[name].descriptor.describe_with(patches[:num_words], [by_name[name].points])[1]
         for name in projections
     ]
     model = PointModel(projections, np.concatenate(described, axis=1), points.max_points)

@@ -98,7 +98,11 @@ def shrink_patches(patches: np.ndarray, factor: int) -> np.ndarray:
         return patches[:, :side, :side]
     used = np.ascontiguousarray(patches[:, : side * factor, : side * factor])
     rows = used.reshape(count * side * factor, side * factor, *patches.shape[3:])
-    small = cv2.resize(rows, (side, count * side), interpolation=cv2.INTER_AREA)
+    if factor % 2:  # the same bytes, sooner: OpenCV's resize by areas is fast for squares of 2 only
+        middle = factor // 2
+        small = cv2.blur(rows, (factor, factor))[middle::factor, middle::factor]
+    else:
+        small = cv2.resize(rows, (side, count * side), interpolation=cv2.INTER_AREA)
     return small.reshape(count, side, side, *patches.shape[3:])
 
 

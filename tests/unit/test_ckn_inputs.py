@@ -134,11 +134,12 @@ def test_half_whitening_is_the_inverse_fourth_root():
     assert not half_whitening(torch.zeros(2, 3, 3)).any()
 
 
-@pytest.mark.parametrize("shape", [(3, 7, 7, 3), (3, 7, 7), (0, 7, 7, 3)])
-def test_shrunk_patches_are_means_of_squares(shape):
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("shape", [(3, 17, 17, 3), (3, 17, 17), (0, 17, 17, 3)])
+def test_shrunk_patches_are_means_of_squares(shape, factor):
     patches = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    small = shrink_patches(patches, 2)
-    squares = patches[:, :6, :6].reshape(shape[0], 3, 2, 3, 2, *shape[3:])
-    assert small.shape == (shape[0], 3, 3, *shape[3:])
+    small, side = shrink_patches(patches, factor), 17 // factor
+    used = patches[:, : side * factor, : side * factor]
+    squares = used.reshape(shape[0], side, factor, side, factor, *shape[3:])
+    assert small.shape == (shape[0], side, side, *shape[3:])
     assert np.abs(small - squares.mean(axis=(2, 4))).max(initial=0) <= 0.5
-    assert np.array_equal(shrink_patches(patches, 1), patches)
