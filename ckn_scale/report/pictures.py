@@ -41,13 +41,18 @@ def show_drawing(picture: np.ndarray, text: str) -> Element:
 
 
 def show_answer(
-    query: Element | None, title: str, answer: Sequence[tuple[Element | None, str, bool]]
+    query: Element | None,
+    title: str,
+    answer: Sequence[tuple[Element | None, str, bool]],
+    *,
+    words: tuple[str, str] = ("right", "wrong"),
 ) -> Element:
     """The query beside images with a caption each, right or wrong; None is a picture that is not there."""
     tiles = [make("figure", _or_blank(query), make("figcaption", title), class_="query")]
     for picture, caption, right in answer:
-        words = make("figcaption", caption, " ", make("span", "right" if right else "wrong", class_="note"))
-        tiles.append(make("figure", _or_blank(picture), words, class_="right" if right else "wrong"))
+        verdict = make("span", words[0] if right else words[1], class_="note")
+        below = make("figcaption", caption, ", ", verdict)
+        tiles.append(make("figure", _or_blank(picture), below, class_="right" if right else "wrong"))
     return make("div", *tiles, class_="answers")
 
 

@@ -86,7 +86,7 @@ def _show_example(run: RunFolder, index: Index, outcome: QueryOutcome) -> Elemen
         query = None if original is None else show_pixels(decode_jpeg(original), caption)
         return show_answer(query, f"{caption} (the original is shown: its source is out of reach)", [])
     tiles = [(_show_hit(index, hit), _describe_hit(hit), hit.image_id == outcome.image_id) for hit in answer]
-    return show_answer(show_pixels(rendered, caption), caption, tiles)
+    return show_answer(show_pixels(rendered, caption), caption, tiles, words=("itself", "another"))
 
 
 def _show_hit(index: Index, hit: Hit) -> Element | None:

@@ -94,12 +94,21 @@ def describe_steps(
         ]
         for step in done
     ]
+    rows.append(_sum_steps(done, walls))
     yield make_table(["step", "shards", "work in s", "wall in s", "images/s", "MB written", "redone"], rows)
     bars = [Bar(format_step(one["step"]), one["seconds"], f"{one['seconds']:,.1f} s") for one in done]
     yield make_figure(draw_bars(bars, title="Work by step"), "Seconds of work by step, all workers together.")
     troubles = Counter(str(event["kind"]) for event in events if event["kind"] not in ROUTINE)
     text = ", ".join(f"{kind.replace('_', ' ')} {count} ×" for kind, count in sorted(troubles.items()))
     yield make("p", f"Events besides: {text or 'none'}.")
+
+
+def _sum_steps(steps: Sequence[Mapping[str, Any]], walls: Mapping[str, float]) -> list[str]:
+    shards, redone = (sum(step[name] for step in steps) for name in ("done", "redone"))
+    total = f"{shards:,} of {sum(step['total'] for step in steps):,}"
+    times = [f"{sum(step['seconds'] for step in steps):,.1f}", f"{sum(walls.values()):,.1f}"]
+    written = f"{sum(step['bytes'] for step in steps) / 1e6:,.1f}"
+    return ["in all", total, *times, MISSING, written, str(redone) if redone else MISSING]
 
 
 def _measure_rate(run: RunFolder, step: str, walls: Mapping[str, float]) -> str:
@@ -143,6 +152,9 @@ def compare_estimate(summary: Mapping[str, Any]) -> Iterator[Element]:
             continue
         rows.append([title, *_compare(guess_s, seconds[name]), *_compare(guess_mb, written[name] / 1e6)])
         bars.append(Bar(title, seconds[name], f"{seconds[name]:,.1f} s of {guess_s:,.1f}", guess_s))
+    seconds_of_all = _compare(sum(cost["seconds"] for cost in predicted.values()), seconds.total())
+    bytes_of_all = sum(cost["stored_bytes"] for cost in predicted.values())
+    rows.append(["in all", *seconds_of_all, *_compare(bytes_of_all / 1e6, written.total() / 1e6)])
     header = ["step", "predicted s", "actual s", "ratio", "predicted MB", "actual MB", "ratio"]
     yield make_table(header, rows)
     chart = draw_bars(bars, title="Predicted and actual")

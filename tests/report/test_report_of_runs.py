@@ -59,14 +59,20 @@ def test_steps_have_their_work_and_wall_time(page, run):
     assert row[2] == f"{sum(commit.seconds for commit in commits.values()):,.1f}"
     assert float(row[3].replace(",", "")) >= float(row[2].replace(",", "")) - 0.1  # one process did all
     assert float(row[4].replace(",", "")) == pytest.approx(22 / float(row[3].replace(",", "")), rel=0.05)
+    *steps, total = page.tables[0][1:]
+    assert total[0] == "in all"
+    for column in (2, 3, 5):
+        parts = sum(float(step[column].replace(",", "")) for step in steps if step[column] != "–")
+        assert float(total[column].replace(",", "")) == pytest.approx(parts, abs=0.06 * len(steps))
 
 
 def test_prediction_stands_beside_what_it_took(page):
     work = next(row for row in page.tables[0] if row[0] == "encode images")[2]
-    header, row = page.tables[1]
+    header, row, total = page.tables[1]
     assert header[:4] == ["step", "predicted s", "actual s", "ratio"]
     assert row[:3] == ["encode images", "2.0", work]
     assert float(row[3]) == pytest.approx(float(work) / 2, abs=0.05)
+    assert total == ["in all", *row[1:]]  # of what was predicted
 
 
 def test_images_that_failed_are_named(page):
@@ -84,7 +90,7 @@ def test_certificate_and_pictures(page, run):
     assert [one.split(":")[0] for one in page.pictures[:3]] == ["ckn-grad", "ckn-raw", "ckn-white"]
     examples = page.by_class["answers"]
     assert len(page.pictures) == 3 + len(examples) * (1 + 5)  # of each the query and five hits
-    assert "right" in examples[-1]  # it came back first, or behind copies
+    assert "itself" in examples[-1]  # it came back first, or behind copies
     assert "blank" not in page.by_class
 
 
