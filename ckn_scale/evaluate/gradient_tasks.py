@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ckn_scale.core.alexnet_training import make_classifier
-from ckn_scale.core.descriptors.weight_files import decode_weights
+from ckn_scale.core.descriptors.architectures import find_architectures
+from ckn_scale.core.descriptors.weight_files import decode_weights, warn_of_other_file
 from ckn_scale.core.gradient_sums import PartialSum
 from ckn_scale.core.images import decode_image
 from ckn_scale.core.network_objectives import Classes, Labels, Pairs
@@ -80,8 +81,10 @@ def _read_labels(folder: Path, start: str, seed: int) -> Labels:
     paths = find_images(folder)
     names = sorted({path.parent.name for path in paths})
     labels = [names.index(path.parent.name) for path in paths]
-    weights = decode_weights(read_input(start), start)
+    content = read_input(start)
+    weights = decode_weights(content, start)
     classifier, prepare = make_classifier(weights, len(names), start)
+    warn_of_other_file(content, [one.published for one in find_architectures("alexnet-conv1")], start)
 
     def read(position: int) -> np.ndarray:
         try:

@@ -31,6 +31,10 @@ from ckn_scale.evaluate.training_files import TrainingFiles
 from ckn_scale.evaluate.training_images import Progress, draw_patches, find_images
 
 SAVE_EVERY = 500  # steps
+_UNFIT = (
+    "has weights that are too large: layers of Caffe's layout get pixels of 0 … 255 without their mean, "
+    "torchvision's those of −2 … 2"
+)
 
 
 # PhilippNet's authors have 16,000 classes of some 150 views each; DeepCompare's batches of 256 pairs.
@@ -132,7 +136,7 @@ def train(
                 save_every=SAVE_EVERY,
             )
         except ValueError as error:
-            raise InputError(str(error)) from None
+            raise InputError(f"{error}{f', or {start} {_UNFIT}' if start else ''}") from None
     files.finish(objective.export())
     return float(np.mean(losses[-100:]))
 

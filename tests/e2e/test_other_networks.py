@@ -40,6 +40,11 @@ def test_rootsift_is_indexed_and_searched_with_evidence(rootsift, photos):
     assert answer[1].inliers > 10
 
 
+def test_rootsift_has_the_same_bytes_with_three_workers(rootsift, photos, tmp_path):
+    index(photos, tmp_path / "run", "rootsift", workers=3)
+    assert digests_of(tmp_path / "run") == digests_of(rootsift)
+
+
 def test_its_rows_are_those_of_the_network(rootsift):
     """Without a projection in the settings the VLAD is of RootSIFT itself; points have one of their own."""
     run = RunFolder.open(str(rootsift))
@@ -67,7 +72,7 @@ def test_weights_become_a_model_of_the_run(photos, tmp_path):
 
 
 def test_models_are_taken_over_and_give_the_same_bytes(rootsift, photos, tmp_path):
-    index(photos, tmp_path / "run", None, models=str(rootsift), workers=2)
+    index(photos, tmp_path / "run", None, models=str(rootsift), workers=1)
     taken = RunFolder.open(str(tmp_path / "run"))
     assert read_generation(taken).models == read_generation(RunFolder.open(str(rootsift))).models
     assert digests_of(tmp_path / "run") == digests_of(rootsift)
