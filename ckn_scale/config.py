@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -48,6 +49,7 @@ else:
 RENAMED = {"encode.max_descriptors": "points.max_points"}  # keys of earlier releases
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_PRESET = "compact"
 
 
 class Closed(BaseModel):
@@ -194,19 +196,21 @@ def list_presets() -> list[str]:
 
 
 def load_settings(
-    preset: str = "compact",
+    preset: str = DEFAULT_PRESET,
     config_file: str | None = None,
     overrides: Sequence[str] = (),
     *,
     descriptor: str | None = None,
     weights: Sequence[str] = (),
     choose_device: Callable[[], str] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Settings:
     """The preset, then the file, then `key.path=value` pairs over it, then the channels that are named.
 
-    `choose_device` is asked for `numerics.device` where none of them names it.
+    `choose_device` is asked for `numerics.device` where none of them names it. The settings that a run has
+    `recorded` take the place of the preset.
     """
-    tree = _read_preset(preset)
+    tree = _read_preset(preset) if recorded is None else deepcopy(dict(recorded))
     if config_file is not None:
         _merge(tree, _read_toml(config_file))
     for override in overrides:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckn_scale.config import Resources, Settings, load_settings, parse_settings
+from ckn_scale.config import DEFAULT_PRESET, Resources, Settings, load_settings, parse_settings
 from ckn_scale.errors import CorruptData, InputError, RunFailed
 from ckn_scale.runners.devices import find_device
 from ckn_scale.runners.driver import Driver, ProgressHook, StepReport, open_driver
@@ -130,7 +130,7 @@ def index_images(
 
 def resolve_settings(
     run_url: str,
-    preset: str = "compact",
+    preset: str | None = None,
     config: str | None = None,
     overrides: Sequence[str] = (),
     *,
@@ -142,10 +142,15 @@ def resolve_settings(
 ) -> Settings:
     """The settings a run is planned with: as named, with what `models` were made with, on a resolved device.
 
-    `auto` is what a preset, file or override names; else the device of the run, where it was begun; else
-    cuda where torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise.
+    Without a `preset` (and a `descriptor`, which is made of one) a run that was begun goes on with its own
+    settings, also when presets are others in this release; a new one gets `compact`. The device `auto` is
+    what a preset, file or override names; else the device of the run, where it was begun; else cuda where
+    torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise.
     """
     named: dict[str, Any] = {"descriptor": descriptor, "weights": weights}
+    if preset is None and descriptor is None and is_run(run_url):
+        named["recorded"] = RunFolder.open(run_url).settings
+    preset = preset or DEFAULT_PRESET
     if device == "auto":
         settings = load_settings(
             preset, config, overrides, choose_device=lambda: find_device(run_url, ray), **named

@@ -116,7 +116,10 @@ class Step(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        settings = self.settings.model_dump(mode="json", include={"numerics", *self.sections})
+        # As recorded, not as this release would write them: a setting that later releases add, whose default
+        # is what was done before, leaves the results of older ones valid.
+        recorded = self.run.settings
+        settings = {name: recorded[name] for name in {"numerics", *self.sections} if name in recorded}
         payload = {"step": self.label, "version": self.version, "settings": settings, "inputs": self.inputs()}
         return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 

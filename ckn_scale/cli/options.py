@@ -60,7 +60,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class SettingsOptions:
     """What is computed: a preset, a file over it, single values over both."""
 
-    preset: Annotated[str, typer.Option(help="Named settings: compact, paper, tiny.")] = "compact"
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Named settings: compact, paper, tiny. By default compact, or those of an existing run.",
+            show_default=False,
+        ),
+    ] = None
     config: Annotated[
         str | None, typer.Option("--config", help="A TOML file of settings over the preset.")
     ] = None
@@ -70,9 +76,10 @@ class SettingsOptions:
 
     def load(self, *overrides: str, preset: str | None = None) -> Settings:
         """The settings as named, with `overrides` over them; those of another `preset` where one is given."""
-        from ckn_scale.config import load_settings
+        from ckn_scale.config import DEFAULT_PRESET, load_settings
 
-        return load_settings(preset or self.preset, self.config, [*(self.override or []), *overrides])
+        chosen = preset or self.preset or DEFAULT_PRESET
+        return load_settings(chosen, self.config, [*(self.override or []), *overrides])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ckn_scale.config import Settings
+from ckn_scale.config import Settings, parse_settings
 from ckn_scale.errors import InputError, RunFailed, RunMismatch, TransientStoreError
 from ckn_scale.failpoints import hit_failpoint
 from ckn_scale.schemas import PLANNED_IMAGES
@@ -94,7 +94,7 @@ def plan_images(
             f"{run_url} holds the images: give the run a folder of its own, such as {run_url.rstrip('/')}/run"
         )
     listing = None if is_run(run_url) else _require_enough(list_sorted(source, keep), at_least, settings)
-    run = RunFolder.create(run_url, settings.model_dump(mode="json"))
+    run = RunFolder.create(run_url, _as_recorded(run_url, settings))
     gone = 0
     for _ in range(MAX_RACES):
         segments = read_segments(run)
@@ -222,6 +222,15 @@ def _compare_with_deleted(
         by_user, by_sync = set(), by_user | by_sync
     own = [] if synced is None else _segments_of(segments, describe_source(synced))
     return SourceComparison(by_user, by_sync - by_user, own)
+
+
+def _as_recorded(run_url: str, settings: Settings) -> dict[str, Any]:
+    """The settings as the run has them, where they mean the same: an older release knew fewer of them."""
+    if is_run(run_url):
+        recorded = RunFolder.open(run_url).settings
+        if parse_settings(recorded) == settings:
+            return recorded
+    return settings.model_dump(mode="json")
 
 
 def _segments_of(segments: Sequence[Segment], source: PlanSource) -> list[Segment]:

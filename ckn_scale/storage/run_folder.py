@@ -302,8 +302,8 @@ def _check_settings(url: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     ]
     more = f" (and {len(keys) - _DIFFERENCES_SHOWN} more)" if len(keys) > _DIFFERENCES_SHOWN else ""
     raise RunMismatch(
-        f"{url} was made with other settings: {'; '.join(parts)}{more}: give the --preset, --config, --set "
-        "and --device that it was planned with, or use another run folder"
+        f"{url} was made with other settings: {'; '.join(parts)}{more}: leave --preset, --config, "
+        "--set and --device out to go on with its own, or use another run folder"
     )
 
 
