@@ -1,6 +1,6 @@
 """What changing a large collection costs: append, delete, sync, purge, each as a call of the command line.
 
-    python benchmarks/changes.py PHOTOS [--images 100000] [--new 3] [--preset compact] [--set KEY=VALUE …]
+    python benchmarks/changes.py PHOTOS [--images 100000] [--new 3] [--models RUN] [--set KEY=VALUE …]
 
 PHOTOS is a folder of a few hundred photographs. The first of them are indexed as ever, a small run. Then so
 many hard links to them are planned as its second segment; their shards get the rows of the first ones, a
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -48,19 +49,22 @@ def link_photos(photos: Path, folder: Path, count: int) -> None:
     for number in range(count):
         target = folder / f"{number // 1000:04d}" / f"{number:07d}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.link(copies[number % len(copies)], target)
+        if not target.exists():
+            os.link(copies[number % len(copies)], target)
 
 
 def fill_shards(run: RunFolder) -> None:
     """Commit every shard that is not encoded with rows like those that are."""
     step = EncodeImages(run)
     encoded = step.log.committed()
-    stages = {stage: [commit.files[stage] for commit in encoded.values()] for stage in encoded[0].files}
+    first = [encoded[shard_id] for shard_id in range(step.plan.segments[0].next_shard)]
     tables = {
-        stage: pa.concat_tables(read_table(run.store, file) for file in files)
-        for stage, files in stages.items()
+        stage: pa.concat_tables(read_table(run.store, commit.files[stage]) for commit in first)
+        for stage in first[0].files
     }
-    for shard_id in step.shard_ids()[len(encoded) :]:
+    for shard_id in step.shard_ids():
+        if shard_id in encoded:
+            continue
         planned, attempt = step.plan.read_shard(shard_id), new_attempt()
         ids = [image.image_id for image in planned]
         written = {
@@ -90,9 +94,12 @@ def turn_bits(vectors: pa.Table, seed: int) -> pa.Table:
     return vectors.set_column(place, vectors.schema.field(place), column)
 
 
-def make_run(few: Path, images: Path, run_url: str, settings: Settings) -> None:
-    pipeline.index_images(str(few), run_url, settings, Resources(workers=0), accept=True)
-    run = plan_images(run_url, settings, str(images), append=True)
+def make_run(few: Path, images: Path, run_url: str, settings: Settings, models: str | None) -> None:
+    planned = Path(run_url).exists() and len(RunFolder.open(run_url).plan.all()) == 2
+    if not planned:
+        pipeline.index_images(str(few), run_url, settings, Resources(workers=0), accept=True, models=models)
+        plan_images(run_url, settings, str(images), append=True)
+    run = RunFolder.open(run_url)
     fill_shards(run)
     with open_driver(run, Resources(workers=0), lambda progress: None) as driver:
         pipeline.publish(driver, accept=True)
@@ -117,20 +124,27 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--new", type=int, default=3)
     parser.add_argument("--preset", default="compact")
+    parser.add_argument("--models", help="a run whose models are used")
+    parser.add_argument("--folder", type=Path, help="where everything lies, and stays")
+    parser.add_argument("--no-purge", dest="purge", action="store_false", help="it writes all shards anew")
+    parser.add_argument("--make-only", action="store_true", help="end with the run; call again to go on")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     chosen = ["--preset", options.preset, *(part for one in options.overrides for part in ("--set", one))]
     local = [*chosen, "--workers", "0", "--quiet", "--accept"]
-    with tempfile.TemporaryDirectory(prefix="ckn-changes-") as name:
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         few, images, more = folder / "few", folder / "images", folder / "more"
         run = str(folder / "run")
         link_photos(options.photos, images, options.images)
         link_photos(options.photos, few, FEW)
         begun = time.perf_counter()
-        make_run(few, images, run, load_settings(options.preset, None, options.overrides))
+        make_run(few, images, run, load_settings(options.preset, None, options.overrides), options.models)
         print(f"a run of {options.images} images: {time.perf_counter() - begun:.0f} s", flush=True)
-        more.mkdir()
+        if options.make_only:
+            return
+        more.mkdir(exist_ok=True)
         for number in range(options.new):
             os.link(folder / f"copy-{number}.jpg", more / f"new-{number}.jpg")
         time_verb(f"append {options.new}", "index", str(more), run, "--append", *local)
@@ -142,7 +156,8 @@ def main() -> None:
         for path in sorted(images.rglob("*.jpg"))[3::1000]:
             path.unlink()
         time_verb("sync, 1 of 1,000 gone", "index", str(images), run, "--sync", *local)
-        time_verb("purge", "purge", run, "--workers", "0", "--quiet", "--accept")
+        if options.purge:
+            time_verb("purge", "purge", run, "--workers", "0", "--quiet", "--accept")
         time_verb("verify", "verify", run, "--quiet")
 
 
