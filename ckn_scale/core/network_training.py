@@ -79,7 +79,7 @@ class GradientComputer:
         """Of the step's batch, for the parameters in the network's order; the loss comes last."""
         with torch.no_grad():
             for parameter, weight in zip(self._network.parameters(), weights, strict=True):
-                parameter.copy_(torch.from_numpy(weight))
+                parameter.copy_(torch.tensor(weight))
         return merge_sums(PartialSum(piece, 1, self._measure(step, piece)) for piece in pieces)
 
     def _measure(self, step: int, piece: int) -> list[np.ndarray]:
@@ -133,7 +133,7 @@ def train_network(
         if not math.isfinite(value):
             raise ValueError(f"the loss is {value} at step {step + 1}: try a lower rate than {recipe.rate:g}")
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-            parameter.grad = torch.from_numpy(gradient)
+            parameter.grad = torch.tensor(gradient)
         optimiser.step()
         on_step(step + 1, value)
         if (step + 1) % save_every == 0 and step + 1 < recipe.steps:
