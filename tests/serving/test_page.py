@@ -223,15 +223,28 @@ def test_a_phone_frames_with_a_finger_and_shows_everything(visit, axe):
     keep_screenshot(page, "phone-found")
     with page.expect_response("**/v1/search"):
         page.get_by_role("button", name="Frame a part").tap()
-    area = page.locator("#image").bounding_box()
-    corner = area["x"] + 0.8 * area["width"], area["y"] + 0.8 * area["height"]
-    with page.expect_request("**/v1/search") as framed:
-        swipe(page, corner, (area["x"] + area["width"] + 30, area["y"] + 0.9 * area["height"]))
-    width = page.locator("#image").evaluate("image => image.naturalWidth")
-    assert framed.value.post_data_json["box"][2] == pytest.approx(width)
+    sides = page.locator("#image").evaluate("image => [image.naturalWidth, image.naturalHeight]")
+
+    def slide(start: tuple[float, float], end: tuple[float, float]) -> list[float]:
+        """A finger's way, and the frame that is searched for then, both in shares of the image."""
+        area = page.locator("#image").bounding_box()
+        corner, size = (area["x"], area["y"]), (area["width"], area["height"])
+        places = [
+            tuple(c + share * side for c, share, side in zip(corner, at, size, strict=True))
+            for at in (start, end)
+        ]
+        with page.expect_request("**/v1/search") as framed:
+            swipe(page, *places)
+        return [side / sides[i % 2] for i, side in enumerate(framed.value.post_data_json["box"])]
+
+    # From 0.2 to 0.8: its lower right corner beyond the image, its upper left, its left side, all of it
+    assert slide((0.8, 0.8), (1.1, 0.9)) == pytest.approx([0.2, 0.2, 1.0, 0.9], abs=0.01)
+    assert slide((0.2, 0.2), (0.3, 0.4)) == pytest.approx([0.3, 0.4, 1.0, 0.9], abs=0.01)
+    assert slide((0.3, 0.65), (0.5, 0.65)) == pytest.approx([0.5, 0.4, 1.0, 0.9], abs=0.01)
+    assert slide((0.75, 0.6), (0.55, 0.5)) == pytest.approx([0.3, 0.3, 0.8, 0.8], abs=0.01)
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
     keep_screenshot(page, "phone-frame")
-    page.locator(".hit").first.click()
+    page.locator(".hit").first.tap()
     expect(page.locator("#hit-verdict")).to_contain_text("agree")
     assert find_barriers(page, axe) == []
     assert_fits(page)
