@@ -130,9 +130,10 @@ def search(page: Page, photo: str, title: str, view: str = "crop") -> None:
 
 def keep_screenshot(page: Page, name: str, *, full: bool = True) -> None:
     folder = os.environ.get(SCREENSHOTS)
-    if folder:
+    for scheme in ("dark", "light") if folder else ():
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         page.wait_for_timeout(500)
-        page.screenshot(path=f"{folder}/{name}.png", full_page=full)
+        page.screenshot(path=f"{folder}/{name}-{scheme}.png", full_page=full)
 
 
 def assert_fits(page: Page) -> None:

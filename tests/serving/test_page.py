@@ -244,11 +244,17 @@ def test_a_phone_frames_with_a_finger_and_shows_everything(visit, axe):
     assert slide((0.75, 0.6), (0.55, 0.5)) == pytest.approx([0.3, 0.3, 0.8, 0.8], abs=0.01)
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
     keep_screenshot(page, "phone-frame")
-    page.locator(".hit").first.tap()
+    with page.expect_response("**/v1/match") as matched:
+        page.locator(".hit").first.tap()
     expect(page.locator("#hit-verdict")).to_contain_text("agree")
     assert find_barriers(page, axe) == []
     assert_fits(page)
     keep_screenshot(page, "phone-hit", full=False)
+    page.get_by_label("On each other").tap()
+    match = matched.value.json()
+    assert match["sizes"][0] == pytest.approx([side / 2 for side in sides], abs=3), "what the frame cuts out"
+    assert np.median(page.evaluate(DISTANCES, {**match, "sizes": [sides, match["sizes"][1]]})) < 8
+    keep_screenshot(page, "phone-registered", full=False)
     page.go_back()
     expect(page.get_by_role("dialog")).to_be_hidden()
 

@@ -121,7 +121,10 @@ export class HitView {
 
   #showMatch(match) {
     const { entry, picture } = this;
-    this.comparison.show([entry.query.shown, picture.shown], match, entry.box);
+    const { width, height } = entry.query.sent;
+    // With a frame the first size is the frame's, but places are those of the whole picture, which is shown.
+    const whole = entry.box ? { ...match, sizes: [[width, height], match.sizes[1]] } : match;
+    this.comparison.show([entry.query.shown, picture.shown], whole, entry.box);
     part("view-choice").hidden = !this.comparison.canRegister;
     const { min_inliers, false_alarm_rate } = match.decision ?? {};
     const places = describePlaces(match.inliers);
