@@ -13,6 +13,7 @@ images lie in flat arrays with offsets: no loop goes over points. Tentative matc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,17 @@ class PointSets:
     def image_of(self) -> np.ndarray:
         """(P,) int64: the image of each point."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+
+def join_points(sets: Sequence[PointSets]) -> PointSets:
+    """The images of some sets, at least one, as those of one."""
+    starts = np.cumsum([0, *(len(one.words) for one in sets)])
+    offsets = [one.offsets[1:] + start for one, start in zip(sets, starts[:-1], strict=True)]
+    return PointSets(
+        np.concatenate([one.words for one in sets]),
+        np.concatenate([one.codes for one in sets]),
+        np.concatenate([[0], *offsets]),
+    )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ckn_scale.core.evidence import (
 from ckn_scale.core.expansion import NUM_VERIFIERS, make_hit_points
 from ckn_scale.core.packed_points import unpack_frames
 from ckn_scale.core.ranking import Ranking
-from ckn_scale.core.selective_matching import PointSets
+from ckn_scale.core.selective_matching import PointSets, join_points
 from ckn_scale.core.topk import NO_ID
 from ckn_scale.errors import InputError
 from ckn_scale.search.shard import Allowed, Hit, OpenShard, ShardGroup, Verified
@@ -87,13 +87,19 @@ def verify_points_of(group: ShardGroup, query: QueryPoints, image_ids: np.ndarra
     Boxes and transforms are in pixels of the original images, where their size is known, else in those of
     the size they were described at.
     """
+    located = group.locate(image_ids)
+    if not located:
+        return []
+    # All shards at once: a few candidates each would be calls too small to be worth it.
+    files = [(points_of(shard), rows) for shard, _, rows in located]
+    points = join_points([read_points(shard, rows) for shard, _, rows in located])
+    frames = np.concatenate([file.read_frames(rows) for file, rows in files])
+    sizes = np.concatenate([file.sizes_px(rows) for file, rows in files])
+    evidence = verify_head(query, points, frames, sizes[:, :2])
     found = [Evidence()] * len(image_ids)
-    for shard, places, rows in group.locate(image_ids):
-        points, file = read_points(shard, rows), points_of(shard)
-        sizes = file.sizes_px(rows)
-        evidence = verify_head(query, points, file.read_frames(rows), sizes[:, :2])
-        for place, one, size in zip(places.tolist(), evidence, sizes, strict=True):
-            found[place] = one.move(query.original, to_original(size))
+    places = np.concatenate([places for _, places, _ in located])
+    for place, one, size in zip(places.tolist(), evidence, sizes, strict=True):
+        found[place] = one.move(query.original, to_original(size))
     return found
 
 

@@ -12,6 +12,7 @@ from ckn_scale.core.selective_matching import (
     PointSets,
     aggregate_points,
     encode_query,
+    join_points,
     make_query,
     match_mutually,
     match_points,
@@ -125,6 +126,15 @@ def test_a_score_is_the_same_alone_and_in_company():
             candidates.words[start:end], candidates.codes[start:end], np.array([0, end - start])
         )
         assert score_points(query, alone)[0] == together[position]
+
+
+def test_sets_that_are_joined_are_the_sets_one_after_the_other():
+    whole = make_points(np.random.default_rng(0), [60, 0, 90, 40])
+    parts = [PointSets(whole.words[:60], whole.codes[:60], whole.offsets[:3])]
+    parts.append(PointSets(whole.words[60:], whole.codes[60:], whole.offsets[2:] - 60))
+    joined = join_points(parts)
+    for name in ("words", "codes", "offsets"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name)), name
 
 
 def test_aggregate_points_is_what_loops_say():
