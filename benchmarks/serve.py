@@ -5,7 +5,7 @@
 RUN is a published run, IMAGES a folder of photographs that ask, each as it is. `encode` is the server's
 encoder alone, with one thread and with as many as there are cores; `process` is `open_index` in this process,
 one query after the other, then in as many threads as there are cores; `local` is `serve --local`; `ray` is
-`serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8, 32 clients ask for
+`serve`; `ray-fast` is the same with RAY_SERVE_THROUGHPUT_OPTIMIZED and HAProxy. 1, 8, 32 `--clients` ask for
 `--seconds` each, on loopback; then one sends batches of eight, where the server takes them. Who is refused
 (429) waits as told, and refusals are counted. Start-up is the time until the server says that it is ready,
 memory that of all its processes after the last query (PSS). CPU is that of all processes that answer, without
@@ -35,7 +35,7 @@ import httpx
 import numpy as np
 
 K = 10
-CLIENTS = (1, 8, 32)
+IDLE_S = 5.0
 BATCH = 8
 FAST = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 SERVER = """
@@ -156,16 +156,16 @@ async def measure_clients(
 
 
 def measure_server(
-    url: str, pid: int, mode: str, groups: int, images: list[bytes], seconds: float
+    url: str, pid: int, mode: str, groups: int, images: list[bytes], options: argparse.Namespace
 ) -> Iterator[Load]:
     bodies = [{"image": base64.b64encode(image).decode(), "k": K} for image in images]
     asyncio.run(measure_clients(url, pid, bodies, "/v1/search", 1, 2.0))  # whatever is slow the first time
-    for clients in CLIENTS:
-        seen = asyncio.run(measure_clients(url, pid, bodies, "/v1/search", clients, seconds))
+    for clients in map(int, options.clients.split(",")):
+        seen = asyncio.run(measure_clients(url, pid, bodies, "/v1/search", clients, options.seconds))
         yield seen.summarise(mode, groups, clients)
     if "/v1/search:batch" in httpx.get(f"{url}/openapi.json").json()["paths"]:
         batch = [{"queries": [bodies[place % len(bodies)] for place in range(BATCH)]}]
-        seen = asyncio.run(measure_clients(url, pid, batch, "/v1/search:batch", 1, seconds))
+        seen = asyncio.run(measure_clients(url, pid, batch, "/v1/search:batch", 1, options.seconds))
         yield seen.summarise(mode, groups, 1, BATCH)
 
 
@@ -237,6 +237,7 @@ def main() -> None:
     parser.add_argument("--modes", default="encode,process,local,ray,ray-fast")
     parser.add_argument("--groups", default="1", help="numbers of shard groups, as 1,4")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--clients", default="1,8,32", help="how many ask at once, one after the other")
     parser.add_argument("--port", type=int, default=18400)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -252,11 +253,16 @@ def main() -> None:
         for groups in map(int, options.groups.split(",")):
             with serving(mode, options.run, groups, options.port) as (url, start_s, pid):
                 started_cpu_s = read_cpu_s(pid)
-                for load in measure_server(url, pid, mode, groups, images, options.seconds):
+                time.sleep(IDLE_S)
+                idle_ms = 1e3 * (read_cpu_s(pid) - started_cpu_s) / IDLE_S
+                for load in measure_server(url, pid, mode, groups, images, options):
                     show(load)
                     loads.append(load)
                 start = f"up in {start_s:.1f} s and {started_cpu_s:.1f} s of CPU"
                 print(f"{mode:9} {groups} groups: {start}, {measure_memory_mb(pid):.0f} MB")
+                print(
+                    f"{mode:9} {groups} groups: {idle_ms:.0f} ms of CPU a second when nobody asks", flush=True
+                )
     if options.json:
         options.json.write_text(json.dumps([asdict(load) for load in loads], indent=1))
 
