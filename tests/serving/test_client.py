@@ -271,9 +271,17 @@ def test_what_is_no_answer_is_a_server_error_at_once(answer, monkeypatch):
     assert server.asked == 1
 
 
-def test_a_body_that_is_too_large_is_said_to_be(client):
-    with pytest.raises(ckn_scale.InputError, match="larger than 16 MiB: send a smaller image"):
-        client.search(bytes(24 * 2**20))
+def test_a_body_that_is_too_large_is_said_to_be(client, local_server):
+    large, refused = bytes(24 * 2**20), "larger than 16 MiB: send a smaller image"
+    with pytest.raises(ckn_scale.InputError, match=refused):
+        client.search(large)
+
+    async def ask() -> None:
+        async with AsyncClient(local_server.url, key=KEY, retries=ONCE) as opened:
+            await opened.search(large)
+
+    with pytest.raises(ckn_scale.InputError, match=refused):
+        asyncio.run(ask())
 
 
 def test_nobody_there_is_said_in_a_sentence():

@@ -233,9 +233,10 @@ def test_a_phone_frames_with_a_finger_and_shows_everything(visit, axe):
             tuple(c + share * side for c, share, side in zip(corner, at, size, strict=True))
             for at in (start, end)
         ]
-        with page.expect_request("**/v1/search") as framed:
+        with page.expect_response("**/v1/search") as framed:
             swipe(page, *places)
-        return [side / sides[i % 2] for i, side in enumerate(framed.value.post_data_json["box"])]
+        box = framed.value.request.post_data_json["box"]
+        return [side / sides[i % 2] for i, side in enumerate(box)]
 
     # From 0.2 to 0.8: its lower right corner beyond the image, its upper left, its left side, all of it
     assert slide((0.8, 0.8), (1.1, 0.9)) == pytest.approx([0.2, 0.2, 1.0, 0.9], abs=0.01)
