@@ -140,7 +140,11 @@ async def measure_clients(
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             place = number
             while (started := time.perf_counter()) < ends:
-                answer = await client.post(path, json=bodies[place % len(bodies)])
+                try:
+                    answer = await client.post(path, json=bodies[place % len(bodies)])
+                except httpx.TransportError:
+                    seen.failed += 1
+                    continue
                 if answer.status_code == 429:
                     seen.refused += 1
                     await asyncio.sleep(min(float(answer.headers["retry-after"]), seconds / 4))

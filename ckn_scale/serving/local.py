@@ -27,6 +27,7 @@ from ckn_scale.serving.versions import describe_version, follow_versions
 from ckn_scale.storage.run_folder import RunFolder
 
 GRACE_S = 5  # for requests under way when the server ends
+KEEP_ALIVE_S = 90  # as Ray Serve's: uvicorn's 5 s end just when who was told to wait for 5 s asks again
 GROUP_TIMEOUT_S = 30.0  # a group in this process does not die: it has much to do
 
 
@@ -98,6 +99,7 @@ def _configure(router: SearchRouter) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
 
 
