@@ -155,7 +155,7 @@ def _serve_calls(pipe: Connection, function: Callable[..., Any]) -> None:
     while True:
         try:
             arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # whoever asked is gone
             return
         answer: tuple[Any, BaseException | None]
         try:
