@@ -63,8 +63,8 @@ class Rounds:
     async def rank(
         self, query: Encoded, count: int, judgement: Judgement, clock: PhaseClock
     ) -> list[Hit] | None:
-        """The best verified hits, in few calls: of a shortlist of `count` its head, which one group after
-        the other verifies and describes. None when not all are among them: `gather` finds the others.
+        """The best verified hits, in few calls: groups verify and describe what they own of the head of a
+        shortlist of `count`. None when a group was lost on the way: `gather` has more than the head.
         """
         if len(self.answering) == 1:
             return await self._rank_alone(query, count, judgement, clock)
