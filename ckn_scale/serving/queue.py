@@ -23,6 +23,7 @@ from ckn_scale.serving.settings import ServeSettings
 SEARCHES_REMEMBERED = 64
 SEARCHES_NEEDED = 8  # before anyone is refused because of their times
 SEARCHES_PER_LATE = 32  # one of so many may be later than was expected
+LATE_REMEMBERED_S = 60.0  # a slow moment is over
 
 
 @dataclass
@@ -46,7 +47,7 @@ class SearchQueue:
         self._changed_at = clock()
         self._last_end_s = -math.inf
         self._intervals_s: deque[float] = deque(maxlen=SEARCHES_REMEMBERED)
-        self._late_s: deque[float] = deque(maxlen=SEARCHES_REMEMBERED)
+        self._late: deque[tuple[float, float]] = deque(maxlen=SEARCHES_REMEMBERED)  # when, by how much
 
     @property
     def under_way(self) -> int:
@@ -63,8 +64,9 @@ class SearchQueue:
     @property
     def late_s(self) -> float:
         """How much later than by the interval alone nearly all are answered."""
-        left_out = math.ceil(len(self._late_s) / SEARCHES_PER_LATE)
-        return max([0.0, *sorted(self._late_s)[: len(self._late_s) - left_out]])
+        since_s = self._clock() - LATE_REMEMBERED_S
+        late_s = sorted(late_s for ended_s, late_s in self._late if ended_s > since_s)
+        return max([0.0, *late_s[: len(late_s) - math.ceil(len(late_s) / SEARCHES_PER_LATE)]])
 
     def estimate_wait_s(self, searches: int = 1) -> float:
         """In what time the last of so many more would be answered; 0 until enough were measured."""
@@ -96,7 +98,7 @@ class SearchQueue:
             self._change(-searches)
             if ended_well and turn.is_typical:
                 if expected_s:
-                    self._late_s.append(self._changed_at - began_s - expected_s)
+                    self._late.append((self._changed_at, self._changed_at - began_s - expected_s))
                 self._note_interval(began_s, self._company_s - company_s, searches)
             self._last_end_s = self._changed_at
 

@@ -82,6 +82,20 @@ def test_a_search_that_finds_a_free_thread_is_let_in_however_slow_searches_are()
             queue.check_free(2)
 
 
+def test_who_was_late_is_counted_for_a_minute():
+    clock = Clock()
+    queue = make_queue(clock)
+    for _ in range(8):
+        pass_through(queue, clock, searches=1, interval_s=0.1)
+    for _ in range(3):  # answered while others come and go
+        with queue.take():
+            for _ in range(20):
+                pass_through(queue, clock, searches=1, interval_s=0.1)
+    assert queue.late_s > 1.5
+    clock.now_s += 61
+    assert queue.late_s == 0
+
+
 class Overload:
     """Clients that ask again at once, or when told to, of two threads; the queue knows only the clock.
 
