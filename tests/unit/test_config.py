@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from ckn_scale.config import list_presets, load_settings, parse_resources, parse_settings
+from ckn_scale.core.ckn_model import layer_sides
 from ckn_scale.core.specs import VladSpec
 from ckn_scale.errors import SettingsError
 
@@ -12,6 +13,14 @@ from ckn_scale.errors import SettingsError
 def test_load_settings_of_every_preset_survives_json(preset):
     settings = load_settings(preset)
     assert parse_settings(settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_networks_of_every_preset_give_what_their_projections_take(preset):
+    settings = load_settings(preset)
+    for channel in settings.channels:
+        side = layer_sides(channel.ckn, settings.patches.size_px)[-1][1]
+        assert side**2 * channel.ckn.layers[-1].num_filters >= channel.projection.dim
 
 
 def test_load_settings_lays_file_over_preset_and_set_over_both(tmp_path):
