@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -164,7 +165,7 @@ class GradientExchange:
 
 
 def _state_facts(data: Path, **facts: Any) -> str:
-    files = [f"{path} {path.stat().st_size}" for path in find_images(data)]
+    files = [f"{os.path.relpath(path, data)} {path.stat().st_size}" for path in find_images(data)]
     listed = hashlib.sha256("\n".join(files).encode()).hexdigest()
     return json.dumps({**facts, "data": listed}, sort_keys=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -172,6 +173,14 @@ def test_networks_with_statistics_of_batches_are_refused():
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     with pytest.raises(ValueError, match="cannot be trained in pieces"):
         train_network(network, Recipe(1, 2), lambda step, weights: [])
+
+
+def test_a_file_does_not_depend_on_where_its_data_lie(groups, tmp_path):
+    recipe = Recipe(steps=1, batch_size=2)
+    shutil.copytree(groups, tmp_path / "moved")
+    for data, out in ((groups, "here"), (tmp_path / "moved", "there")):
+        train("deepcompare-siam", data, tmp_path / out, recipe)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(groups, tmp_path, monkeypatch):
