@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import os
 from collections.abc import Callable, Iterator
@@ -142,6 +143,17 @@ def assert_fits(page: Page) -> None:
 
 def card(page: Page, name: str) -> Locator:
     return page.locator(".hit", has=page.locator(".name", has_text=name))
+
+
+def tap(target: Locator, opened: Locator) -> None:
+    """A finger's tap that opens something; right after a scroll Chromium may not take it for one."""
+    target.scroll_into_view_if_needed()
+    for _ in range(5):
+        target.tap()
+        with contextlib.suppress(AssertionError):
+            expect(opened).to_be_visible(timeout=3000)
+            return
+    raise AssertionError("five taps opened nothing")
 
 
 def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> list[float]:

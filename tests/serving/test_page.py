@@ -21,6 +21,7 @@ from page_visits import (
     paste,
     refuse,
     search,
+    tap,
 )
 from PIL import Image
 from playwright.sync_api import Route, expect
@@ -245,9 +246,8 @@ def test_a_phone_frames_with_a_finger_and_shows_everything(visit, axe):
     assert slide((0.75, 0.6), (0.55, 0.5)) == pytest.approx([0.3, 0.3, 0.8, 0.8], abs=0.01)
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
     keep_screenshot(page, "phone-frame")
-    page.wait_for_function("[...document.querySelectorAll('.hit img')].every((image) => image.naturalWidth)")
     with page.expect_response("**/v1/match") as matched:
-        page.locator(".hit").first.tap()
+        tap(page.locator(".hit").first, page.get_by_role("dialog"))
     expect(page.locator("#hit-verdict")).to_contain_text("agree")
     assert find_barriers(page, axe) == []
     assert_fits(page)
