@@ -5,7 +5,7 @@
 Ours also flattens the vector, makes its code, and gives each point its word (of 4,096, as many as collections
 of up to some thousand images have) and code. Both take the same number of points per image and as many words
 of the VLAD; both learn on PHOTOS. Time: CPU time of one thread, the median over some images of HOLIDAYS,
-stages of both in turn. Retrieval: mean average precision on HOLIDAYS (names as in the Holidays set: queries
+ours first, then OpenCV's. Retrieval: mean average precision on HOLIDAYS (named as that set: queries
 end in 00), mean of three codebooks, without and with unit blocks, the better one counts. `--no-map` leaves
 retrieval out.
 """
