@@ -14,7 +14,7 @@ DASHES = ("none", "6 3", "2 2")
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 12, 40
 PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 440, 220, 170
 BESIDE_PX = 9  # how far apart points of one kind are
-CHARACTER_PX, SLANT_DEG = 6.5, 25  # of a tick's label
+CHARACTER_PX, SLANT_DEG = 6.5, 45  # of a tick's label
 BAR_PX, NAME_PX, VALUE_PX = 18, 190, 150
 
 

@@ -262,7 +262,7 @@ def test_lines_join_numbers_and_no_kinds():
     assert len(numbers.findall("polyline")) == 1
     assert not kinds.findall("polyline")
     assert len(kinds.findall("circle")) == 2
-    assert [one.text for one in kinds.findall("text") if "rotate(-25" in one.get("transform", "")] == [
+    assert [one.text for one in kinds.findall("text") if "rotate(-45" in one.get("transform", "")] == [
         "dense, no crop" * 3,
         "crop",
     ]
