@@ -45,7 +45,7 @@ def index(
             store that fsspec knows, as str or Path; or a list of these.
         run: a folder or `s3://bucket/run`.
         preset, config, overrides: the settings: a preset, a TOML file over it, "key.path=value" over both.
-            Without a preset a run that is there goes on with its own settings, a new one with "compact".
+            Without a preset a run that is there goes on with its own settings, a new one with "fast".
         descriptor, weights: what describes patches instead of the preset's channels ("rootsift"), and files
             (or "tfeat=file") of what takes weights.
         workers: processes (0: this one) or, with `ray`, actors; the result is the same.

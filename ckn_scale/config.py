@@ -49,7 +49,7 @@ else:
 RENAMED = {"encode.max_descriptors": "points.max_points"}  # keys of earlier releases
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-DEFAULT_PRESET = "compact"
+DEFAULT_PRESET = "fast"
 
 
 class Closed(BaseModel):

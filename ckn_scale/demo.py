@@ -82,7 +82,7 @@ def run_demo(
     count = write_photo_set(folder / "photos")
     say(f"{count} images in {folder / 'photos'}: photographs, views of them, distractors")
     began = time.monotonic()
-    settings = load_settings("compact", None, ["sample.num_patches=16000"])
+    settings = load_settings(overrides=["sample.num_patches=16000"])
     run_url = str(folder / "run")
     report = index_images(
         str(folder / "photos"), run_url, settings, Resources(workers=2), on_progress=on_progress

@@ -143,7 +143,7 @@ def resolve_settings(
     """The settings a run is planned with: as named, with what `models` were made with, on a resolved device.
 
     Without a `preset` (and a `descriptor`, which is made of one) a run that was begun goes on with its own
-    settings, also when presets are others in this release; a new one gets `compact`. The device `auto` is
+    settings, also when presets are others in this release; a new one gets `fast`. The device `auto` is
     what a preset, file or override names; else the device of the run, where it was begun; else cuda where
     torch sees a GPU: in a task of the cluster with `ray="auto"`, here otherwise.
     """

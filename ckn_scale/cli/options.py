@@ -63,7 +63,7 @@ class SettingsOptions:
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Named settings: compact, fast, paper, tiny. By default compact, or those of the run.",
+            help="Named settings: fast, compact, paper, tiny. By default fast, or those of the run.",
             show_default=False,
         ),
     ] = None
