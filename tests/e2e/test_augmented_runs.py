@@ -27,11 +27,11 @@ from ckn_scale.storage.builds import position_of
 from ckn_scale.storage.index_files import read_manifest
 from ckn_scale.storage.run_folder import RunFolder
 
-SMALL_SHARDS = "index.shards_per_index_shard=3"
+SMALL_SHARDS = ["index.shards_per_index_shard=3", "publish.queries_per_shard=4"]  # a purge loses few queries
 
 
 def make_run(photos, url, reference, *overrides, workers=0, **options):
-    settings = load_settings("tiny", None, [*OVERRIDES, SMALL_SHARDS, *overrides])
+    settings = load_settings("tiny", None, [*OVERRIDES, *SMALL_SHARDS, *overrides])
     resources = Resources(workers=workers)
     return index_images(str(photos), str(url), settings, resources, models=str(reference), **options)
 
@@ -105,7 +105,7 @@ def test_killed_in_the_middle_and_gone_on_by_three_workers_it_is_the_same(
     run, alone = tmp_path / "run", tmp_path / "alone"
     make_run(photos, alone, reference, *options)
     numbers = sorted(read_commits(alone, "augment_index"))
-    settings = [part for one in (SMALL_SHARDS, *options) for part in ("--set", one)]
+    settings = [part for one in (*SMALL_SHARDS, *options) for part in ("--set", one)]
     arguments = ("index", photos, run, *tiny_options(), *settings, "--models", reference, "--workers", "0")
     killed = command_line(*arguments, env={SHARD_VARIABLE: f"data_written:augment_index:{numbers[-1]}"})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
