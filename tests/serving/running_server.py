@@ -10,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -108,6 +109,7 @@ def start_server(home: Path, **arguments: Any) -> RunningServer:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"the server ended with {process.wait()} before it answered"
+    threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
     url = json.loads(line)["url"]
     return RunningServer(url, make_client(url), process)
 
@@ -119,9 +121,14 @@ def stop_server(server: RunningServer) -> int:
         code = server.process.wait(60)
     finally:
         server.process.kill()
-        if server.process.stdout is not None:
-            server.process.stdout.close()
     return code
+
+
+def _drain(stream: IO[str]) -> None:
+    """Ray says something of every lost replica: a pipe that nobody reads is full after some minutes."""
+    with stream:
+        for _ in stream:
+            pass
 
 
 def list_descendants(root: int) -> list[int]:
