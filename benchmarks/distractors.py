@@ -26,24 +26,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evidence import make_table
 
-from ckn_scale.config import load_settings
-from ckn_scale.core.encoder import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, SHORTLIST, QueryPoints
 from ckn_scale.core.flattening import Flattening, learn_flattening
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.numerics import set_compute_threads
+from ckn_scale.core.packed_points import pack_codes, pack_frames, unpack_frames
 from ckn_scale.core.points import fit_point_words
 from ckn_scale.core.ranking import Ranking, expand_ranking, rank_candidates
 from ckn_scale.core.selective_matching import PointSets, encode_query
 from ckn_scale.core.short_codes import CodeScan, learn_quantiser
 from ckn_scale.core.vector_codes import SignCodec
 from ckn_scale.core.vlad import aggregate_vlad, assign_words
-from ckn_scale.evaluate.cache import ContentCache
-from ckn_scale.evaluate.descriptors import parse_requests
 from ckn_scale.evaluate.evidence_table import ArrayCandidates, EvidenceTable, ImagePoints, parse_points
 from ckn_scale.evaluate.image_sets import ImageSet, read_image_set
-from ckn_scale.evaluate.image_table import ImageTable, Place, score_query
+from ckn_scale.evaluate.image_table import Place, score_query
 from ckn_scale.evaluate.regions import ImageFile, describe_regions
 from ckn_scale.evaluate.training_images import TrainingPatches, find_images
 
@@ -232,19 +230,8 @@ class Describer:
     """Models and described images by the functions of `evaluate images --verify`, kept in its cache."""
 
     def __init__(self, images: ImageSet, arguments: argparse.Namespace) -> None:
-        settings = load_settings(arguments.preset, arguments.config, arguments.override)
-        self.table = ImageTable(
-            images,
-            parse_requests("ckn", lambda _: settings),
-            settings,
-            find_images(arguments.train_images),
-            ContentCache(arguments.cache, int(16e9)),
-            lambda *_: None,
-            seeds=[arguments.seed],
-            intra_choices=[True],
-            workers=arguments.workers,
-            reduction_images=find_images(arguments.reduction_images),
-        )
+        self.table = make_table(images, arguments, [arguments.seed])
+        settings = self.table.settings
         self._seed, self._place = arguments.seed, Place(settings.patches.region, None)
         self._training = TrainingPatches(self.table.train_images, self.table.reader, lambda *_: None)
         (request,) = self.table.requests

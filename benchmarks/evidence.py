@@ -66,22 +66,27 @@ class TimedTable(EvidenceTable):
         return image
 
 
-def measure_ours(images: ImageSet, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], TimedTable]:
+def make_table(images: ImageSet, arguments: argparse.Namespace, seeds: Sequence[int]) -> ImageTable:
+    """The table of `evaluate images` for the preset's own vector."""
     settings = load_settings(arguments.preset, arguments.config, arguments.override)
-    table = ImageTable(
+    return ImageTable(
         images,
         parse_requests("ckn", lambda _: settings),
         settings,
         find_images(arguments.train_images),
         ContentCache(arguments.cache, int(16e9)),
         lambda *_: None,
-        seeds=range(arguments.seeds),
+        seeds=seeds,
         intra_choices=[True],
         workers=arguments.workers,
         reduction_images=find_images(arguments.reduction_images),
     )
-    timed = TimedTable(table, parse_points(arguments.points, settings), True)
-    return timed.measure(Place(settings.patches.region, None)), timed
+
+
+def measure_ours(images: ImageSet, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], TimedTable]:
+    table = make_table(images, arguments, range(arguments.seeds))
+    timed = TimedTable(table, parse_points(arguments.points, table.settings), True)
+    return timed.measure(Place(table.settings.patches.region, None)), timed
 
 
 def measure_reading(images: Sequence[ImagePoints], folder: Path) -> list[dict[str, Any]]:

@@ -44,6 +44,17 @@ class Judgement:
 
 
 @dataclass(frozen=True)
+class VerifiedSearch:
+    """All rounds of a search, for a group that is alone."""
+
+    query: Encoded
+    count: int  # of the shortlist
+    wanted: Filter | None
+    without: int | None  # an image that no answer holds
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
 class Rejected:
     """An image cannot be used; `state` as in `schemas.IMAGE_STATES`."""
 
@@ -157,15 +168,7 @@ class GroupClient(Protocol):
         self, version: int, points: QueryPoints, candidates: Shortlisted, judgement: Judgement
     ) -> RankedHits: ...
 
-    async def rank(
-        self,
-        version: int,
-        query: Encoded,
-        count: int,
-        wanted: Filter | None,
-        without: int | None,
-        judgement: Judgement,
-    ) -> tuple[RankedHits, float] | BadFilter: ...
+    async def rank(self, version: int, asked: VerifiedSearch) -> tuple[RankedHits, float] | BadFilter: ...
 
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]: ...
 

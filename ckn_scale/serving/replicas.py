@@ -55,6 +55,7 @@ from ckn_scale.serving.messages import (
     Preview,
     Rejected,
     Shortlisted,
+    VerifiedSearch,
 )
 from ckn_scale.serving.settings import ServeSettings
 from ckn_scale.serving.versions import Readiness, ResidentVersions
@@ -208,17 +209,9 @@ class ShardReplica:
         """The last rounds in one call: what is verified is described, too, as far as it may be wanted."""
         return await self._compute(_verify_best, version, points, candidates, judgement)
 
-    async def rank(
-        self,
-        version: int,
-        query: Encoded,
-        count: int,
-        wanted: Filter | None,
-        without: int | None,
-        judgement: Judgement,
-    ) -> tuple[RankedHits, float] | BadFilter:
-        """All rounds in one call, for a group that is alone; and the milliseconds of the first."""
-        return await self._compute(_rank, version, query, count, wanted, without, judgement)
+    async def rank(self, version: int, asked: VerifiedSearch) -> tuple[RankedHits, float] | BadFilter:
+        """All rounds in one call; and the milliseconds of the first."""
+        return await self._compute(_rank, version, asked)
 
     async def describe(self, version: int, ranked: Sequence[RankedCandidate]) -> list[Hit]:
         return await asyncio.to_thread(add_evidence, self._shards.get(version), ranked)
@@ -298,23 +291,17 @@ def _verify_best(
     return describe_best(shards, ranking, judgement.calibration, judgement.k)
 
 
-def _rank(
-    shards: ShardGroup,
-    query: Encoded,
-    count: int,
-    wanted: Filter | None,
-    without: int | None,
-    judgement: Judgement,
-) -> tuple[RankedHits, float] | BadFilter:
+def _rank(shards: ShardGroup, asked: VerifiedSearch) -> tuple[RankedHits, float] | BadFilter:
+    query, count, without = asked.query, asked.count, asked.without
     assert query.points is not None
     started = time.perf_counter()
-    found = _find(shards, query.vector, count + (without is not None), wanted)
+    found = _find(shards, query.vector, count + (without is not None), asked.wanted)
     if isinstance(found, BadFilter):
         return found
     similarity, ids = found
     find_ms = 1e3 * (time.perf_counter() - started)
     ranking = gather_evidence(shards, query.points, *leave_out(ids, similarity, without, count))
-    return describe_best(shards, ranking, judgement.calibration, judgement.k), find_ms
+    return describe_best(shards, ranking, asked.judgement.calibration, asked.judgement.k), find_ms
 
 
 def _find(shards: ShardGroup, vector: np.ndarray, k: int, wanted: Filter | None) -> Found | BadFilter:

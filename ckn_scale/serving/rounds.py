@@ -17,7 +17,15 @@ from ckn_scale.search.filters import Filter
 from ckn_scale.search.shard import Hit, merge_hits
 from ckn_scale.serving.answers import PhaseClock
 from ckn_scale.serving.limits import ApiError
-from ckn_scale.serving.messages import BadFilter, DrawnImages, Encoded, Judgement, ServedVersion, Shortlisted
+from ckn_scale.serving.messages import (
+    BadFilter,
+    DrawnImages,
+    Encoded,
+    Judgement,
+    ServedVersion,
+    Shortlisted,
+    VerifiedSearch,
+)
 
 Answer = TypeVar("Answer")
 # A group's number, a method and its arguments → what it answers; None when it is dead or slow.
@@ -87,8 +95,8 @@ class Rounds:
         self, query: Encoded, count: int, judgement: Judgement, clock: PhaseClock
     ) -> list[Hit]:
         """All rounds in one call: there is no other group whose candidates could be better."""
-        alone = (query, count, self._wanted, self._without, judgement)
-        found = await self.ask("rank", dict.fromkeys(self.answering, alone))
+        asked = VerifiedSearch(query, count, self._wanted, self._without, judgement)
+        found = await self.ask("rank", dict.fromkeys(self.answering, (asked,)))
         if not found:
             return []
         best, find_ms = _require_fit(next(iter(found.values())))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckn_scale.serving.deployments import GroupHandle
+from ckn_scale.serving.deployments import DeploymentClient
 from ckn_scale.serving.versions import Readiness
 
 
@@ -34,13 +34,21 @@ def fake_deployment(replicas):
     ],
 )
 def test_a_deployment_is_ready_when_every_replica_holds_the_version(replicas, ready):
-    handle = GroupHandle(fake_deployment(replicas), len(replicas))
+    handle = DeploymentClient(fake_deployment(replicas), len(replicas))
     assert asyncio.run(handle.prepare(2)) is ready
 
 
 def test_replicas_seen_earlier_count():
     replicas = {"a": {2}, "b": set()}
-    handle = GroupHandle(fake_deployment(replicas), 2)
+    handle = DeploymentClient(fake_deployment(replicas), 2)
     assert asyncio.run(handle.prepare(2)) is False
     replicas["b"].add(2)
     assert asyncio.run(handle.prepare(2)) is True
+
+
+def test_a_method_of_the_replicas_is_awaited_by_its_name():
+    async def score(*arguments):
+        return arguments
+
+    client = DeploymentClient(SimpleNamespace(score=SimpleNamespace(remote=score)), 1)
+    assert asyncio.run(client.score(3, "points", [7])) == (3, "points", [7])
