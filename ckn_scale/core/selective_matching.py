@@ -115,35 +115,15 @@ def aggregate_points(points: PointSets) -> PointSets:
     """
     if len(points.words) == 0:
         return points
+    from ckn_scale.core.point_loops import vote_codes
+
     keys = points.image_of * MAX_WORDS + points.words
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     first = order[starts]
-    codes = _vote(points.codes[order], starts, np.diff(starts, append=len(order)))
+    codes = vote_codes(_as_words(points.codes[order]), starts).view(np.uint8)
     offsets = np.searchsorted(keys[first], np.arange(len(points) + 1) * MAX_WORDS)
     return PointSets(points.words[first], codes, offsets)
-
-
-def _vote(codes: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(G, B) the majority of each bit in groups of codes, `counts` from `starts` on; a tie is the first's."""
-    voted: np.ndarray = _take(codes, starts)  # of one code, and of two: where they differ is a tie
-    three = np.flatnonzero(counts == 3)
-    a, b, c = (codes[starts[three] + place] for place in range(3))
-    voted[three] = (a & b) | (c & (a | b))
-    many = np.flatnonzero(counts > 3)
-    many = many[np.argsort(-counts[many], kind="stable")]
-    if len(many):
-        number = counts[many]
-        leading = np.unpackbits(voted[many], axis=1)
-        votes = leading.astype(np.uint16)
-        for place in range(1, int(number[0])):  # the second code of all groups, then the third, …
-            reached = int(np.searchsorted(-number, -place))  # groups that have more codes than `place`
-            votes[:reached] += np.unpackbits(codes[starts[many[:reached]] + place], axis=1)
-        twice = 2 * votes.astype(np.int32)
-        voted[many] = np.packbits(
-            np.where(twice == number[:, None], leading, twice > number[:, None]), axis=1
-        )
-    return voted
 
 
 def score_points(
@@ -161,18 +141,21 @@ def score_points(
     An image without points has score 0.
     """
     _check_is_query(query)
-    starts = _find_word_starts(candidates)
+    from ckn_scale.core.point_loops import score_images
+
     position = np.full(MAX_WORDS, -1, np.int32)
     position[query.words] = np.arange(len(query.words))
-    partner = position[candidates.words[starts]]
-    shared = np.flatnonzero(partner >= 0)
-    counts = np.diff(starts, append=len(candidates.words))[shared]
-    codes = _vote(candidates.codes, starts[shared], counts)
-    distances = _count_differences(_take(query.codes, partner[shared]), codes)
-    weights = _weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)[distances]
-    num_words = np.diff(np.searchsorted(starts, candidates.offsets))
-    image = np.repeat(np.arange(len(candidates)), num_words)[shared]
-    totals = np.bincount(image, weights=weights, minlength=len(candidates))
+    weights = _weigh_distances(8 * query.codes.shape[1], selectivity, min_similarity)
+    totals, num_words = score_images(
+        _as_words(query.codes),
+        position,
+        np.ascontiguousarray(candidates.words),
+        _as_words(candidates.codes),
+        np.asarray(candidates.offsets, np.int64),
+        weights,
+    )
+    if (num_words < 0).any():
+        raise ValueError("the candidates' points must be sorted by word")
     scores: np.ndarray = totals / np.sqrt(np.maximum(num_words * len(query.words), 1))
     return scores
 
@@ -182,17 +165,6 @@ def _check_is_query(query: PointSets) -> None:
         raise ValueError(f"a query is one image, got {len(query)}")
     if (query.words[1:] <= query.words[:-1]).any():
         raise ValueError("the query must be aggregated: each word once, ascending")
-
-
-def _find_word_starts(points: PointSets) -> np.ndarray:
-    """Where in the points of all images, sorted by word within each, those of another word begin."""
-    is_start = np.diff(points.words, prepend=np.uint16(0)) != 0
-    begins = points.offsets[:-1][np.diff(points.offsets) > 0]
-    is_start[begins] = True
-    falls = np.flatnonzero(points.words[1:] < points.words[:-1]) + 1
-    if not np.isin(falls, begins).all():
-        raise ValueError("the candidates' points must be sorted by word")
-    return np.flatnonzero(is_start)
 
 
 def _weigh_distances(num_bits: int, selectivity: float, min_similarity: float) -> np.ndarray:
@@ -214,20 +186,22 @@ def match_points(
     """
     if words.ndim != 2 or codes.shape[:-1] != words.shape:
         raise ValueError(f"words must be (N, m) and codes (N, m, B), got {words.shape} and {codes.shape}")
+    from ckn_scale.core.point_loops import match_images
+
     num_query, num_assignments = words.shape
-    by_word = np.argsort(words.ravel(), kind="stable")  # assignments, those of a word together
     counts = np.bincount(words.ravel(), minlength=MAX_WORDS)
-    starts = np.cumsum(counts) - counts
-    partners = counts[candidates.words]  # of each candidate's point
-    point = np.repeat(np.arange(len(candidates.words)), partners)
-    within = np.arange(len(point)) - np.repeat(np.cumsum(partners) - partners, partners)
-    assignment = by_word[starts[candidates.words[point]] + within]
-    flat_codes = codes.reshape(words.size, codes.shape[-1])
-    distances = _count_differences(_take(flat_codes, assignment), _take(candidates.codes, point))
-    near = np.flatnonzero(distances <= int(max_difference * 8 * codes.shape[-1] + 1e-9))
-    query, point = assignment[near] // num_assignments, point[near]
-    distances = distances[near].astype(np.int64)
-    return _keep_mutual(query, point, distances, num_query, candidates)
+    query, point, distances, offsets = match_images(
+        np.argsort(words.ravel(), kind="stable"),
+        np.concatenate([[0], np.cumsum(counts)]),
+        np.repeat(np.arange(num_query), num_assignments),
+        _as_words(codes.reshape(words.size, codes.shape[-1])),
+        num_query,
+        np.ascontiguousarray(candidates.words),
+        _as_words(candidates.codes),
+        np.asarray(candidates.offsets, np.int64),
+        int(max_difference * 8 * codes.shape[-1] + 1e-9),
+    )
+    return TentativeMatches(query, point, distances, offsets)
 
 
 def match_mutually(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,36 +215,7 @@ def match_mutually(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, nearest[rows]
 
 
-def _keep_mutual(
-    query: np.ndarray, point: np.ndarray, distances: np.ndarray, num_query: int, candidates: PointSets
-) -> TentativeMatches:
-    """Of all pairs those that are the best of both their points; a pair occurs once."""
-    image = candidates.image_of[point]
-    pair_of_query = image * num_query + query
-    cost_of_query = distances * (len(candidates.words) + 1) + point
-    cost_of_point = distances * (num_query + 1) + query
-    least_of_query = np.full(len(candidates) * num_query, np.iinfo(np.int64).max)
-    least_of_point = np.full(len(candidates.words), np.iinfo(np.int64).max)
-    np.minimum.at(least_of_query, pair_of_query, cost_of_query)
-    np.minimum.at(least_of_point, point, cost_of_point)
-    mutual = np.flatnonzero(
-        (least_of_query[pair_of_query] == cost_of_query) & (least_of_point[point] == cost_of_point)
-    )
-    mutual = mutual[np.argsort(pair_of_query[mutual], kind="stable")]
-    offsets = np.searchsorted(image[mutual], np.arange(len(candidates) + 1))
-    return TentativeMatches(query[mutual], point[mutual], distances[mutual], offsets)
-
-
-def _take(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """codes[rows] of (N, B), three times as fast."""
-    whole: np.ndarray = np.ascontiguousarray(codes).view(np.uint64).take(rows, axis=0)
-    return whole.view(np.uint8)
-
-
-def _count_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Hamming distances (…,) uint16 of codes (…, B), B a multiple of 8; they are broadcast."""
-    a, b = (np.ascontiguousarray(codes).view(np.uint64) for codes in (first, second))
-    differing: np.ndarray = np.bitwise_count(a[..., 0] ^ b[..., 0]).astype(np.uint16)
-    for part in range(1, a.shape[-1]):
-        differing += np.bitwise_count(a[..., part] ^ b[..., part])
-    return differing
+def _as_words(codes: np.ndarray) -> np.ndarray:
+    """(N, B) uint8, B a multiple of 8, as (N, B / 8) uint64."""
+    whole: np.ndarray = np.ascontiguousarray(codes).view(np.uint64)
+    return whole

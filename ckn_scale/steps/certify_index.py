@@ -105,7 +105,7 @@ class CertifyIndex(Step):
 
     name = CERTIFY_INDEX
     sections = PlantQueries.sections
-    version = 5
+    version = 6
     label_fields = ("draw_name",)
 
     @cached_property

@@ -152,6 +152,7 @@ class FindCopies(_VersionStep):
     min_score: float | None = None  # that a copy has; none: what stands out from the collection at large
 
     name = FIND_COPIES
+    version = 2
 
     @cached_property
     def references(self) -> tuple[StoredRows, str] | None:

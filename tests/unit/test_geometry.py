@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckn_scale.core.geometry import MAX_HYPOTHESES, Verification, verify_candidates, verify_matches
+from ckn_scale.core.fit_transforms import MAX_HYPOTHESES
+from ckn_scale.core.geometry import Verification, verify_candidates, verify_matches
 from ckn_scale.core.keypoints import Keypoints
 from ckn_scale.core.packed_points import pack_frames, unpack_frames
 
