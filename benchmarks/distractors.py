@@ -1,14 +1,21 @@
 """What unrelated images cost: the stages of an answer for a set alone, and among thousands of others.
 
-    python benchmarks/distractors.py DATA --protocol holidays --others OTHERS… --count 10000 \\
-      --train-images PHOTOS --reduction-images MORE
+    python benchmarks/distractors.py SET:PROTOCOL [SET:PROTOCOL …] --others FOLDER… --count 10000 \\
+      --train-images PHOTOS --reduction-images MORE --folder WORK
 
-The images of OTHERS join the database, and so many collages that there are `--count` distractors: collage n
-has the points of windows of two to five images of OTHERS, moved and scaled to where the window lies, at most
-as many as an image has. They are put together from points that are described already, because describing
-10,000 images takes an hour of CPU. All is in memory: vectors as an index stores them (signs), points with
-words and codes. A shortlist has 1,000 images, as of a search; `codes` makes it by short codes (`index.kind =
-pq`), of which the best 2,000 are compared.
+The photographs of OTHERS are distractors, and so many pictures rendered from them that there are `--count`:
+picture n is one photograph, seen from elsewhere in another light, with one to four others in it as posters
+hang on a wall, tilted, turned, with hard or soft borders. They are JPEG files in WORK. Models are learned on
+PHOTOS, the flattening on MORE.
+
+Everything goes through two published runs of the same images: `run-signs` compares all rows (`run-exact`
+where reduction.stored is float16), `run-pq` makes a shortlist by short codes (`index.kind`). Images are
+encoded once: encoding does not depend on the kind, so the second run gets what the first one encoded as hard
+links, and builds, certifies and publishes that itself. Both hold the images of all sets, so for each of them
+the other sets are distractors, too. `alone` is a search with a filter for the set's own images,
+`photographs` one for all images but the rendered ones.
+
+Milliseconds are CPU time a query with its encoding, one thread. Called again, it goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -18,271 +25,223 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything that starts a thread pool
 
 import argparse
-import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
-from evidence import make_table
+from evidence import take_queries
 
-from ckn_scale.core.evidence import MATCHED_ASSIGNMENTS, SHORTLIST, QueryPoints
-from ckn_scale.core.flattening import Flattening, learn_flattening
-from ckn_scale.core.keypoints import Keypoints
+from ckn_scale.cli.progress import ProgressDisplay
+from ckn_scale.config import Resources, load_settings
+from ckn_scale.core.augmentations import crop, relight, tilt, turn
+from ckn_scale.core.images import decode_image, encode_jpeg, resize_image
 from ckn_scale.core.numerics import set_compute_threads
-from ckn_scale.core.packed_points import pack_codes, pack_frames, unpack_frames
-from ckn_scale.core.points import fit_point_words
-from ckn_scale.core.ranking import Ranking, expand_ranking, rank_candidates
-from ckn_scale.core.selective_matching import PointSets, encode_query
-from ckn_scale.core.short_codes import CodeScan, learn_quantiser
-from ckn_scale.core.vector_codes import SignCodec
-from ckn_scale.core.vlad import aggregate_vlad, assign_words
-from ckn_scale.evaluate.evidence_table import ArrayCandidates, EvidenceTable, ImagePoints, parse_points
+from ckn_scale.core.specs import ImageSpec
+from ckn_scale.core.vector_index import KINDS
 from ckn_scale.evaluate.image_sets import ImageSet, read_image_set
-from ckn_scale.evaluate.image_table import Place, score_query
-from ckn_scale.evaluate.regions import ImageFile, describe_regions
-from ckn_scale.evaluate.training_images import TrainingPatches, find_images
+from ckn_scale.evaluate.machine import describe_machine
+from ckn_scale.evaluate.report import check_writable, format_table, points, write_file, write_json
+from ckn_scale.evaluate.through_index import measure_index
+from ckn_scale.evaluate.training_images import find_images
+from ckn_scale.pipeline import index_images
+from ckn_scale.search.engine import Index, open_index
+from ckn_scale.search.filters import Condition, Filter
+from ckn_scale.search.versions import open_version
+from ckn_scale.storage.run_folder import (
+    DESCRIPTORS_STAGE,
+    ENCODE_IMAGES,
+    THUMBNAILS_STAGE,
+    VECTORS_STAGE,
+    RunFolder,
+)
 
 CANVAS_PX = (640, 480)
-WINDOWS = (2, 6)  # of a collage: at least, less than
-CODE_DEPTH, LEARNED_FROM = 2000, 2048  # of short codes
+VIEWS = (tilt, turn, crop)
+PHOTOGRAPHS = (2, 6)  # of a rendered picture: at least, less than
+WINDOW = (0.35, 0.75)  # the longer side of a pasted one, of the picture's width
+JPEG_QUALITY = 90
 
 
-@dataclass(frozen=True)
-class Described:
-    """One image: its points, strongest first, and what describes them."""
-
-    frames: np.ndarray  # (N, 2, 3)
-    size_px: tuple[int, int]
-    channels: tuple[np.ndarray, ...]  # (N, D) or fewer rows of each channel of the vector
-    rows: np.ndarray  # (N, 128): what words and codes of points are made of
-
-
-@dataclass(frozen=True)
-class Models:
-    """What was learned for one codebook seed."""
-
-    words: tuple[np.ndarray, ...]  # of the vector's channels
-    weights: tuple[float, ...]
-    flattening: Flattening
-    centroids: np.ndarray  # of points
-
-    def make_vlad(self, image: Described) -> np.ndarray:
-        blocks = [
-            np.float32(np.sqrt(weight)) * aggregate_vlad(rows, words, intra_normalise=True)
-            for rows, words, weight in zip(image.channels, self.words, self.weights, strict=True)
-        ]
-        vlad: np.ndarray = np.concatenate(blocks) / np.float32(np.sqrt(sum(self.weights)))
-        return vlad
+def read_sets(names: Iterable[str], queries: int | None) -> dict[str, ImageSet]:
+    """By SET:PROTOCOL as given."""
+    sets = {}
+    for name in names:
+        data, _, protocol = name.rpartition(":")
+        sets[name] = take_queries(read_image_set(Path(data).resolve(), protocol), queries)
+    return sets
 
 
-@dataclass
-class Database:
-    """Images as an index keeps them, added one after the other."""
+def render_all(photographs: Sequence[Path], files: Sequence[Path], workers: int) -> None:
+    """Picture n as files[n], unless it is there. Threads are enough: OpenCV computes without the GIL."""
 
-    models: Models
-    codes: list[np.ndarray] = field(default_factory=list)
-    points: list[ImagePoints] = field(default_factory=list)
+    def render(number: int) -> None:
+        if not files[number].exists():
+            write_file(files[number], encode_jpeg(render_picture(photographs, number), JPEG_QUALITY))
 
-    def add(self, images: Sequence[Described]) -> None:
-        flat = self.models.flattening.apply(np.stack([self.models.make_vlad(one) for one in images]))
-        self.codes.append(SignCodec(flat.shape[1]).encode(flat))
-        self.points += [make_points(one, self.models.centroids) for one in images]
+    with ThreadPoolExecutor(max(1, workers)) as pool, ProgressDisplay() as display:
+        for done, _ in enumerate(pool.map(render, range(len(files)))):
+            display.show_count("rendered pictures", done + 1, len(files))
 
-    def open(self) -> ArrayCandidates:
-        codes = np.concatenate(self.codes)
-        return ArrayCandidates(
-            SignCodec(self.models.flattening.dim).decode(codes), self.points, self.models.centroids
+
+def render_picture(photographs: Sequence[Path], number: int) -> np.ndarray:
+    """(H, W, 3) uint8 RGB: one photograph with others pasted into it; it depends on the number."""
+    rng = np.random.default_rng(number)
+    chosen = rng.choice(len(photographs), int(rng.integers(*PHOTOGRAPHS)), replace=False)
+    seen = [look_at(photographs[one], rng) for one in chosen]
+    picture = resize_image(seen[0], CANVAS_PX)
+    for window in seen[1:]:
+        picture = paste(picture, window, rng)
+    return picture
+
+
+def look_at(path: Path, rng: np.random.Generator) -> np.ndarray:
+    """A photograph as another camera would take it: one or two views, and another light."""
+    image = decode_image(path.read_bytes(), ImageSpec(max_pixels=CANVAS_PX[0] * CANVAS_PX[1]))
+    for one in rng.permutation(len(VIEWS))[: rng.integers(1, 3)]:
+        image = VIEWS[one](image, rng)
+    return relight(image, rng)
+
+
+def paste(picture: np.ndarray, window: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The window somewhere in the picture, turned by up to 30 degrees, tilted, with a hard or soft border."""
+    height, width = window.shape[:2]
+    scale = rng.uniform(*WINDOW) * CANVAS_PX[0] / max(width, height)
+    width, height = max(int(scale * width), 8), max(int(scale * height), 8)
+    angle_rad, place = rng.uniform(-np.pi / 6, np.pi / 6), rng.uniform(0.15, 0.85, 2) * CANVAS_PX
+    axes = np.array([[np.cos(angle_rad), np.sin(angle_rad)], [-np.sin(angle_rad), np.cos(angle_rad)]])
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
+    centred = (corners - (width / 2, height / 2)) * rng.uniform(0.8, 1.0, (4, 2))
+    target = (centred @ axes + place).astype(np.float32)
+    matrix = cv2.getPerspectiveTransform(corners, target)
+    small = resize_image(window, (width, height))
+    drawn = cv2.warpPerspective(small, matrix, CANVAS_PX, borderMode=cv2.BORDER_REPLICATE)
+    mask = cv2.fillConvexPoly(np.zeros(CANVAS_PX[::-1], np.float32), np.rint(target).astype(np.int32), 1.0)
+    if rng.random() < 0.5:
+        mask = cv2.GaussianBlur(mask, (0, 0), float(rng.uniform(1.5, 6.0)))
+    return cv2.blendLinear(picture, drawn, 1 - mask, mask)
+
+
+def write_list(path: Path, images: Iterable[Path]) -> None:
+    """What the runs hold. A run's plan is frozen, so another list needs another folder."""
+    text = "".join(f"{image}\n" for image in images).encode()
+    if path.exists() and path.read_bytes() != text:
+        raise SystemExit(f"{path} lists other images than these sets, others and count: use another --folder")
+    write_file(path, text)
+
+
+def make_runs(listed: Path, arguments: argparse.Namespace) -> list[Path]:
+    """Two published runs of the listed images: all rows compared, and a shortlist by short codes."""
+    stored = load_settings(arguments.preset, None, arguments.override).reduction.stored
+    models, first, second = (arguments.folder / name for name in ("models", f"run-{KINDS[stored]}", "run-pq"))
+    photos, background = (str(one.resolve()) for one in (arguments.train_images, arguments.reduction_images))
+    make_run(photos, models, "auto", arguments, background=background)
+    make_run(str(listed), first, KINDS[stored], arguments, models=str(models))
+    link_encoded(first, second)
+    make_run(str(listed), second, "pq", arguments, models=str(models))
+    return [first, second]
+
+
+def make_run(source: str, run: Path, kind: str, arguments: argparse.Namespace, **learned: Any) -> None:
+    settings = load_settings(arguments.preset, None, [*arguments.override, f"index.kind={kind}"])
+    resources, started = Resources(workers=arguments.workers), time.monotonic()
+    with ProgressDisplay() as display:
+        report = index_images(
+            source, str(run), settings, resources, accept=True, on_progress=display.show_step, **learned
         )
+    print(f"{run.name}: {report.states} after {time.monotonic() - started:.0f} s", flush=True)
 
 
-@dataclass(frozen=True)
-class CodedCandidates(ArrayCandidates):
-    """The same with a shortlist by short codes."""
+def link_encoded(run: Path, other: Path) -> None:
+    """What one run encoded becomes the other's, of the same images and models; records last, as ever.
 
-    scan: CodeScan
-
-    def find(self, vector: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        (rows,) = self.scan.shortlist(vector[None], max(k, CODE_DEPTH), k)
-        similarity = self.vectors[rows] @ vector
-        order = np.lexsort((rows, -similarity))[:k]
-        return rows[order], similarity[order]
-
-
-def make_points(image: Described, centroids: np.ndarray) -> ImagePoints:
-    """As they are stored, sorted by word; the query's form is made for queries alone."""
-    words = assign_words(image.rows, centroids).astype(np.uint16)
-    codes, order = pack_codes(image.rows, words, centroids), np.argsort(words, kind="stable")
-    packed = pack_frames(Keypoints(image.frames, np.zeros(len(image.frames), np.float32)), *image.size_px)
-    stored = PointSets(words[order], codes[order], np.array([0, len(words)]))
-    return ImagePoints(stored, packed[order], image.size_px, None)  # type: ignore[arg-type]
-
-
-def make_query(image: Described, centroids: np.ndarray) -> QueryPoints:
-    packed = pack_frames(Keypoints(image.frames, np.zeros(len(image.frames), np.float32)), *image.size_px)
-    number = min(MATCHED_ASSIGNMENTS, len(centroids))
-    words_and_codes = encode_query(image.rows, centroids, num_assignments=number)
-    return QueryPoints(*words_and_codes, unpack_frames(packed, *image.size_px).frames, image.size_px)
-
-
-def make_collage(sources: Sequence[Described], seed: int) -> Described:
-    """Points of windows of some images, each window at another place and size; it depends on the seed."""
-    rng, parts = np.random.default_rng(seed), []
-    for number in rng.choice(len(sources), int(rng.integers(*WINDOWS)), replace=False):
-        source = sources[number]
-        side, corner = rng.uniform(0.4, 0.9), rng.random(2)
-        scale, place = rng.uniform(0.5, 1.0), rng.random(2)
-        size = side * np.array(source.size_px)
-        first = corner * (np.array(source.size_px) - size)
-        target = place * np.maximum(np.array(CANVAS_PX) - scale * size, 0)
-        centres = source.frames[:, :, 2]
-        inside = np.flatnonzero(((centres >= first) & (centres < first + size)).all(axis=1))
-        frames = scale * source.frames[inside]
-        frames[:, :, 2] += target - scale * first
-        there = ((frames[:, :, 2] >= 0) & (frames[:, :, 2] < np.array(CANVAS_PX) - 1)).all(axis=1)
-        parts.append((source, inside[there], frames[there]))
-    most = max(len(source.frames) for source, _, _ in parts)
-    return _join_parts(parts, most)
-
-
-def _join_parts(parts: Sequence[tuple[Described, np.ndarray, np.ndarray]], most: int) -> Described:
-    """The points of all parts, the strongest of each first, at most so many."""
-    ranks = np.concatenate([np.arange(len(chosen)) for _, chosen, _ in parts])
-    owners = np.repeat(np.arange(len(parts)), [len(chosen) for _, chosen, _ in parts])
-    kept = np.sort(np.argsort(ranks, kind="stable")[:most])
-    counts = np.bincount(owners[kept], minlength=len(parts))  # each part's first ones
-    taken = [
-        (source, chosen[:n], moved[:n]) for (source, chosen, moved), n in zip(parts, counts, strict=True)
-    ]
-    channels = []
-    for one in range(len(parts[0][0].channels)):
-        described = [(source.channels[one], chosen) for source, chosen, _ in taken]
-        channels.append(np.concatenate([rows[chosen[chosen < len(rows)]] for rows, chosen in described]))
-    return Described(
-        np.concatenate([moved for _, _, moved in taken]),
-        CANVAS_PX,
-        tuple(channels),
-        np.concatenate([source.rows[chosen] for source, chosen, _ in taken]),
-    )
+    Other settings or models would have other fingerprints, and the other run would refuse them.
+    """
+    for stage in (VECTORS_STAGE, DESCRIPTORS_STAGE, THUMBNAILS_STAGE, f"commits/{ENCODE_IMAGES}"):
+        (other / stage).mkdir(parents=True, exist_ok=True)
+        for file in (run / stage).iterdir():
+            if not (other / stage / file.name).exists():
+                os.link(file, other / stage / file.name)
 
 
 def measure(
-    images: ImageSet,
-    described: Mapping[ImageFile, Described],
-    others: Sequence[Described],
-    models: Models,
-    count: int,
+    sets: Mapping[str, ImageSet], photographs: Sequence[Path], plain: Index, coded: Index
 ) -> Iterator[dict[str, Any]]:
-    """Scores of each stage for the set alone, among `others`, and among `count` distractors."""
-    database, collages = Database(models), (make_collage(others, seed) for seed in range(count - len(others)))
-    database.add([described[file] for file in images.database])
-    yield from _ask(images, described, database.open(), models, distractors=0)
-    database.add(others)
-    yield from _ask(images, described, database.open(), models, distractors=len(others))
-    while block := [one for one, _ in zip(collages, range(256), strict=False)]:
-        database.add(block)
-    whole = database.open()
-    yield from _ask(images, described, whole, models, distractors=count)
-    drawn = np.random.default_rng(0).permutation(len(whole.vectors))[:LEARNED_FROM]
-    quantiser = learn_quantiser(whole.vectors[np.sort(drawn)], 0)
-    codes = quantiser.encode(whole.vectors)
-    scan = CodeScan(quantiser, [codes], [np.zeros(len(codes), np.int32)], 1)
-    coded = CodedCandidates(whole.vectors, whole.images, whole.centroids, scan)
-    yield from _ask(images, described, coded, models, distractors=count, codes=True)
+    """A result for each set, company and stage."""
+    for index in (plain, coded):  # what the first query loads or compiles is no part of any figure
+        measure_index(take_queries(next(iter(sets.values())), 1), index, "ckn", lambda *_: None)
+    for name, images in sets.items():
+        own = [file.path for file in images.database]
+        companies = [
+            ("alone", plain, only(own), len(own)),
+            ("photographs", plain, only(photographs), len(photographs)),
+            ("all", plain, None, len(plain)),
+            ("short codes", coded, None, len(coded)),
+        ]
+        for company, index, wanted, count in companies:
+            with ProgressDisplay() as display:
+                results = measure_index(images, index, "ckn", display.show_count, filter=wanted)
+            yield from ({"set": name, "company": company, "images": count, **one} for one in results)
 
 
-def _ask(
-    images: ImageSet,
-    described: Mapping[ImageFile, Described],
-    candidates: ArrayCandidates,
-    models: Models,
-    **about: Any,
-) -> Iterator[dict[str, Any]]:
-    scores: dict[str, list[float]] = defaultdict(list)
-    for query in images.queries:
-        image = described[query.image]
-        vector = models.flattening.apply(models.make_vlad(image)[None])[0]
-        for stage, order in rank_stages(candidates, vector, make_query(image, models.centroids)):
-            placed = np.full(len(candidates.images), -1.0)
-            placed[order] = np.arange(len(order), 0, -1)
-            scores[stage].append(score_query(query, placed, images.protocol))
-    for stage, found in scores.items():
-        yield {**about, "stage": stage, "score": float(np.mean(found)), "queries": len(found)}
+def only(files: Iterable[Path]) -> Filter:
+    """The filter that admits these images."""
+    return Filter((Condition("uri", "in", tuple(map(str, files))),))
 
 
-def rank_stages(
-    candidates: ArrayCandidates, vector: np.ndarray, query: QueryPoints
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Each stage's order of the shortlist."""
-    image_ids, similarity = candidates.find(vector, SHORTLIST)
-    yield "vlad", image_ids
-    scored = Ranking(image_ids, similarity, candidates.score(query, image_ids), {}, {})
-    yield "selective", image_ids[scored.order()]
-    first = rank_candidates(candidates, vector, query)
-    yield "verified", first.image_ids[first.order()]
-    wider = expand_ranking(candidates, vector, query, first)
-    yield "expanded", wider.image_ids[wider.order()]
-
-
-class Describer:
-    """Models and described images by the functions of `evaluate images --verify`, kept in its cache."""
-
-    def __init__(self, images: ImageSet, arguments: argparse.Namespace) -> None:
-        self.table = make_table(images, arguments, [arguments.seed])
-        settings = self.table.settings
-        self._seed, self._place = arguments.seed, Place(settings.patches.region, None)
-        self._training = TrainingPatches(self.table.train_images, self.table.reader, lambda *_: None)
-        (request,) = self.table.requests
-        self._members = [self.table.compare(one, self._place, self._training) for one in request.members]
-        evidence = EvidenceTable(self.table, parse_points("ckn", settings), True)
-        self._rows = evidence._describe(evidence.requests[0], self._place, self._training)
-
-    def learn(self) -> Models:
-        table, spec = self.table, self.table.settings.points
-        others = [ImageFile(path) for path in table.reduction_images]
-        vlads = table.mix_vlads(self._members, others, self._place, self._seed, True)
-        return Models(
-            tuple(one.words[self._seed] for one in self._members),
-            tuple(one.weight for one in self._members),
-            learn_flattening(vlads, background=True, min_images=2),
-            fit_point_words(
-                self._rows["train"], len(table.train_images), replace(spec, seed=spec.seed + self._seed)
-            ),
-        )
-
-    def describe(self, file: ImageFile) -> Described:
-        reader = self.table.reader.with_region(self._place.region)
-        detected, rows = reader.detect(file), self._rows[file]
-        channels = [describe_regions(reader, file, one.keyed)[0][: one.max_points] for one in self._members]
-        size = (detected.width_px, detected.height_px)
-        return Described(detected.keypoints.frames[: len(rows)], size, tuple(channels), rows)
+def format_results(results: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each set and stage: in each company mAP (of 100, UKBench: of 4) and CPU milliseconds."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in results:
+        score = f"{one['score']:.3f}" if "score" in one else points(one["map"])
+        rows.setdefault((one["set"], one["stage"]), []).extend([score, f"{one['ms']:.0f}"])
+    companies = dict.fromkeys(one["company"] for one in results)
+    header = ["set", "stage", *(title for company in companies for title in (company, "ms"))]
+    return format_table(header, [[*names, *cells] for names, cells in rows.items()])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--protocol", required=True, choices=["holidays", "ukbench", "oxford", "groups"])
-    parser.add_argument("--others", type=Path, nargs="+", required=True)
+    parser.add_argument("sets", nargs="+", metavar="SET:PROTOCOL", help="a folder, and how it is scored")
+    parser.add_argument("--others", type=Path, nargs="+", required=True, help="of no set")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--train-images", type=Path, required=True)
     parser.add_argument("--reduction-images", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0, help="of the codebooks")
-    parser.add_argument("--preset", default="compact")
-    parser.add_argument("--config")
-    parser.add_argument("--set", dest="override", action="append", default=[])
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, required=True, help="where everything lies, and stays")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--preset", default="fast")
+    parser.add_argument("--set", dest="override", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--queries", type=int, help="of each set, evenly spaced")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    check_writable(arguments.json)
     set_compute_threads(1)
-    images = read_image_set(arguments.data.absolute(), arguments.protocol)
-    others = [ImageFile(path) for folder in arguments.others for path in find_images(folder.absolute())]
-    describer = Describer(replace(images, database=(*images.database, *others)), arguments)
-    described = {file: describer.describe(file) for file in images.images}
-    unrelated = [describer.describe(file) for file in others]
-    for one in measure(images, described, unrelated, describer.learn(), arguments.count):
-        print(json.dumps(one), flush=True)
+    arguments.folder = arguments.folder.resolve()
+    sets = read_sets(arguments.sets, arguments.queries)
+    known = dict.fromkeys(file.path for images in sets.values() for file in images.database)
+    found = [path for folder in arguments.others for path in find_images(folder.resolve())]
+    others = [path for path in dict.fromkeys(found) if path not in known]
+    rendered = arguments.folder / "rendered"
+    pictures = [rendered / f"{number:06d}.jpg" for number in range(arguments.count - len(others))]
+    rendered.mkdir(parents=True, exist_ok=True)
+    listed = arguments.folder / "images.txt"
+    write_list(listed, [*known, *others, *pictures])
+    render_all(others, pictures, arguments.workers)
+    runs = make_runs(listed, arguments)
+    plain, coded = map(open_index, runs)
+    shortlist = open_version(RunFolder.open(str(runs[1]))).record.certificate.shortlist
+    counts = {"sets": len(known), "photographs": len(others), "rendered": len(pictures), "rows": len(plain)}
+    print(f"{counts}; short codes: {shortlist}\n", flush=True)
+    results = list(measure(sets, [*known, *others], plain, coded))
+    print(format_results(results))
+    if arguments.json is not None:
+        queries = {name: len(images.queries) for name, images in sets.items()}
+        about = {"preset": arguments.preset, "set": arguments.override, "queries": queries, "counts": counts}
+        machine = {"shortlist": shortlist, "machine": describe_machine()}
+        write_json(arguments.json, {"results": results, **about, **machine})
 
 
 if __name__ == "__main__":
