@@ -102,7 +102,6 @@ def _compare_ones(column: np.ndarray, number: int) -> tuple[int, int]:
 
 @compile_loop
 def match_images(
-    assignments: np.ndarray,
     starts: np.ndarray,
     query_of: np.ndarray,
     query_codes: np.ndarray,
@@ -114,7 +113,8 @@ def match_images(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mutual nearest pairs of a query's points and each image's: query, point, distance, and new offsets.
 
-    `assignments` are rows of `query_codes` and `query_of`, those of word w from starts[w] to starts[w + 1].
+    Rows of `query_of` and `query_codes` are the query's assignments by word, those of word w from starts[w]
+    to starts[w + 1]; by its points where words are equal.
     """
     num_images, width = len(offsets) - 1, codes.shape[1]
     query, point = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
@@ -126,8 +126,7 @@ def match_images(
         least[:] = max_distance + 1
         for row in range(offsets[image], offsets[image + 1]):
             best, nearest = max_distance + 1, np.int64(-1)
-            for place in range(starts[words[row]], starts[words[row] + 1]):
-                assignment = assignments[place]
+            for assignment in range(starts[words[row]], starts[words[row] + 1]):
                 distance = 0
                 for part in range(width):
                     distance += np.int64(count_bits(query_codes[assignment, part] ^ codes[row, part]))

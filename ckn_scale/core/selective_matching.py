@@ -189,12 +189,12 @@ def match_points(
     from ckn_scale.core.point_loops import match_images
 
     num_query, num_assignments = words.shape
+    by_word = np.argsort(words.ravel(), kind="stable")
     counts = np.bincount(words.ravel(), minlength=MAX_WORDS)
     query, point, distances, offsets = match_images(
-        np.argsort(words.ravel(), kind="stable"),
-        np.concatenate([[0], np.cumsum(counts)]),
-        np.repeat(np.arange(num_query), num_assignments),
-        _as_words(codes.reshape(words.size, codes.shape[-1])),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        by_word // num_assignments,
+        _as_words(codes.reshape(words.size, codes.shape[-1])[by_word]),
         num_query,
         np.ascontiguousarray(candidates.words),
         _as_words(candidates.codes),
