@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--new", type=int, default=3)
-    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--preset", default="fast")
     parser.add_argument("--models", help="a run whose models are used")
     parser.add_argument("--folder", type=Path, help="where everything lies, and stays")
     parser.add_argument("--no-purge", dest="purge", action="store_false", help="it writes all shards anew")

@@ -74,7 +74,7 @@ def make_table(images: ImageSet, arguments: argparse.Namespace, seeds: Sequence[
         parse_requests("ckn", lambda _: settings),
         settings,
         find_images(arguments.train_images),
-        ContentCache(arguments.cache, int(16e9)),
+        ContentCache(arguments.cache, int(1e9 * arguments.cache_gb)),
         lambda *_: None,
         seeds=seeds,
         intra_choices=[True],
@@ -206,10 +206,11 @@ def main() -> None:
     parser.add_argument("--queries", type=int)
     parser.add_argument("--seeds", type=int, default=1, help="codebooks to average over")
     parser.add_argument("--points", default="ckn,rootsift@6.5")
-    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--preset", default="fast")
     parser.add_argument("--config")
     parser.add_argument("--set", dest="override", action="append", default=[])
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--cache-gb", type=float, default=16.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rival-words", type=int, default=16_384)
     parser.add_argument("--rival-tree", type=Path)

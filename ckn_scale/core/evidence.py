@@ -115,6 +115,16 @@ def make_query_points(
     return QueryPoints(words, codes, frames, size_px, original)
 
 
+def warm_up() -> None:
+    """For whoever serves, before the first query: loops are compiled, or loaded where they were before."""
+    points = PointSets(np.zeros(1, np.uint16), np.zeros((1, 16), np.uint8), np.array([0, 1]))
+    frames = np.zeros((1, 9), np.uint8)
+    unpacked = unpack_frames(frames, 2, 2).frames
+    query = QueryPoints(points.words[:, None], points.codes[:, None], unpacked, (2, 2), num_scored=1)
+    score_shortlist(query, points)
+    verify_head(query, points, frames, np.array([[2, 2]]))
+
+
 def score_shortlist(query: QueryPoints, points: PointSets) -> np.ndarray:
     """(C,) float64 from 0 to 1, larger is better; `points` are the candidates', sorted by word."""
     if len(query) == 0:

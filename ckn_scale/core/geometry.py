@@ -3,8 +3,7 @@
 A point has an affine frame, so a single match already is a hypothesis: second · first⁻¹. Every match proposes
 one and is judged by all (a match counts by how near it lands: MSAC), the best few are fitted to their inliers
 by least squares, and the winner is offered the two more numbers of a homography. There is no chance in it:
-the same matches in any order, alone or among other candidates, give the same bits. The loops are those of
-`fit_transforms.py`.
+the same matches, alone or among other candidates, give the same bits. The loops are in `fit_transforms.py`.
 """
 
 from __future__ import annotations

@@ -149,9 +149,9 @@ def score_points(
     totals, num_words = score_images(
         _as_words(query.codes),
         position,
-        np.ascontiguousarray(candidates.words),
+        _freeze(candidates.words),
         _as_words(candidates.codes),
-        np.asarray(candidates.offsets, np.int64),
+        _freeze(candidates.offsets.astype(np.int64)),
         weights,
     )
     if (num_words < 0).any():
@@ -196,9 +196,9 @@ def match_points(
         by_word // num_assignments,
         _as_words(codes.reshape(words.size, codes.shape[-1])[by_word]),
         num_query,
-        np.ascontiguousarray(candidates.words),
+        _freeze(candidates.words),
         _as_words(candidates.codes),
-        np.asarray(candidates.offsets, np.int64),
+        _freeze(candidates.offsets.astype(np.int64)),
         int(max_difference * 8 * codes.shape[-1] + 1e-9),
     )
     return TentativeMatches(query, point, distances, offsets)
@@ -217,5 +217,11 @@ def match_mutually(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _as_words(codes: np.ndarray) -> np.ndarray:
     """(N, B) uint8, B a multiple of 8, as (N, B / 8) uint64."""
-    whole: np.ndarray = np.ascontiguousarray(codes).view(np.uint64)
-    return whole
+    return _freeze(np.ascontiguousarray(codes).view(np.uint64))
+
+
+def _freeze(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written, as arrays of mapped files cannot: loops are compiled for one kind."""
+    frozen: np.ndarray = np.ascontiguousarray(array).view()
+    frozen.flags.writeable = False
+    return frozen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ckn_scale.core.evidence import Evidence, QueryPoints
+from ckn_scale.core.evidence import Evidence, QueryPoints, warm_up
 from ckn_scale.core.expansion import widen_points
 from ckn_scale.core.images import make_preview
 from ckn_scale.core.preprocessor import PreparedImage, Preprocessor
@@ -159,6 +159,8 @@ class EncoderReplica:
         encoder = load_encoder(self._run.store, manifest, device=self._settings.device)
         if self._settings.encoder_threads > 1 and encoder.device == "cpu":
             encoder = replace(encoder, executor=self._batches)
+        if encoder.points is not None:
+            warm_up()
         return encoder
 
     def _identify(self, version: int) -> Hashable:
@@ -261,7 +263,10 @@ class ShardReplica:
     def _load(self, version: int) -> ShardGroup:
         manifest = open_version(self._run, version).manifest
         shard_ids = assign_shards(manifest, self._settings.shard_groups)[self._group]
-        return ShardGroup(self._run.store, manifest, shard_ids)
+        group = ShardGroup(self._run.store, manifest, shard_ids)
+        if group.has_points:
+            warm_up()
+        return group
 
     def _identify(self, version: int) -> Hashable:
         return open_version(self._run, version).record.manifest.sha256

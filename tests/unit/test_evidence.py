@@ -19,8 +19,11 @@ from ckn_scale.core.evidence import (
     scale_pixels,
     score_shortlist,
     verify_head,
+    warm_up,
 )
+from ckn_scale.core.fit_transforms import fit_candidates
 from ckn_scale.core.packed_points import unpack_frames
+from ckn_scale.core.point_loops import match_images, score_images, vote_codes
 from ckn_scale.core.selective_matching import NUM_ASSIGNMENTS, PointSets
 
 
@@ -33,6 +36,19 @@ def test_verify_head_finds_the_transform_of_what_is_shared():
     inside = query.frames[:60, :, 2] @ TRANSFORM[:2, :2].T + TRANSFORM[:2, 2]
     np.testing.assert_allclose(same.box, [*inside.min(axis=0), *inside.max(axis=0)], atol=15)
     assert score_shortlist(query, points).argmax() == 1
+
+
+def test_after_warm_up_nothing_is_compiled_for_a_query():
+    warm_up()
+    loops = (score_images, match_images, vote_codes, fit_candidates)
+    compiled = [len(loop.signatures) for loop in loops]
+    query = make_query()
+    points, frames, sizes = make_candidates(query, [0, 60])
+    for array in (points.words, points.codes, points.offsets):
+        array.flags.writeable = False  # as those of a mapped file
+    verify_head(query, points, frames, sizes)
+    score_shortlist(query, points)
+    assert [len(loop.signatures) for loop in loops] == compiled
 
 
 def test_a_query_matches_by_more_words_than_it_is_scored_by():
