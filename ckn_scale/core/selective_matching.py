@@ -2,7 +2,7 @@
 
 The points of an image that share a word become one code; two images are compared word by word, and a
 similarity counts by a power of itself, so that a few good words outweigh many poor ones. Points of many
-images lie in flat arrays with offsets: no loop goes over points. Tentative matches, which
+images lie in flat arrays with offsets; the loops over them are in `point_loops.py`. Tentative matches, which
 `geometry.py` verifies, are found here too.
 
     aggregate_points     words and codes of points  →  one code per image and word
