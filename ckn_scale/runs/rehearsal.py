@@ -17,6 +17,7 @@ from ckn_scale.config import Settings, parse_settings
 from ckn_scale.core.ckn_model import Ckn
 from ckn_scale.core.ckn_sgd import PairProblem, draw_pairs, measure_error, take_step
 from ckn_scale.core.ckn_training import add_layer
+from ckn_scale.core.evidence import warm_up
 from ckn_scale.core.model_parts import ModelPart
 from ckn_scale.core.specs import CknTrainingSpec
 from ckn_scale.pipeline import list_training_steps
@@ -56,6 +57,7 @@ def rehearse(
     images: Sequence[PlannedImage], small: Settings, networks: Mapping[str, ModelPart], num_words: int
 ) -> Rehearsal:
     """Learn, encode, build and certify a small run of these images, with the full run's number of words."""
+    warm_up()  # what is compiled once is no part of what a step takes
     with tempfile.TemporaryDirectory(prefix="ckn-rehearsal-") as folder:
         run = RunFolder.create(folder, small.model_dump(mode="json"))
         refs = [ImageRef(image.uri, image.size_bytes, image.etag) for image in images]
