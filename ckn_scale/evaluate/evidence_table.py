@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -155,6 +155,13 @@ def _concatenate(parts: Sequence[PointSets]) -> PointSets:
     )
 
 
+class Measured(NamedTuple):
+    """One stage with one codebook, by query."""
+
+    scores: list[float]
+    milliseconds: list[float]  # of CPU
+
+
 @dataclass
 class EvidenceTable:
     """Stages for each row of an image table and each kind of codes."""
@@ -188,7 +195,7 @@ class EvidenceTable:
         place: Place,
     ) -> list[dict[str, Any]]:
         table = self.table
-        scores: dict[tuple[str, str, int, str], list[dict[str, float]]] = defaultdict(list)
+        scores: dict[tuple[str, str, int, str], list[Measured]] = defaultdict(list)
         sizes: dict[tuple[str, str, int, str], int] = {}
         for seed in table.seeds:
             for form, dim, code_bytes, queries, database in self._make_vectors(members, place, seed):
@@ -257,14 +264,14 @@ class EvidenceTable:
         queries: np.ndarray,
         database: np.ndarray,
         seed: int,
-    ) -> tuple[dict[str, dict[str, float]], int]:
-        """Scores and CPU milliseconds a query of each stage, and the mean bytes of an image's points."""
+    ) -> tuple[dict[str, Measured], int]:
+        """What each stage does, and the mean bytes of an image's points."""
         table = self.table
         spec = replace(table.settings.points, seed=table.settings.points.seed + seed)
         centroids = fit_point_words(described["train"], len(table.train_images), spec)
         images = {file: self._make_points(file, described[file], centroids) for file in table.images.images}
         candidates = ArrayCandidates(database, [images[file] for file in table.images.database], centroids)
-        stages: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        stages: dict[str, Measured] = defaultdict(lambda: Measured([], []))
         for done, (query, vector) in enumerate(zip(table.images.queries, queries, strict=True)):
             for stage, order, seconds in rank_stages(
                 candidates,
@@ -274,13 +281,11 @@ class EvidenceTable:
                 discriminative=self.discriminative,
             ):
                 score = score_query(query, _place_scores(order, len(database)), table.images.protocol)
-                stages[stage].append((score, 1e3 * seconds))
+                stages[stage].scores.append(score)
+                stages[stage].milliseconds.append(1e3 * seconds)
             table.on_progress(f"answers with codes of {name}", done + 1, len(queries))
         point_bytes = np.mean([image.stored_bytes for image in candidates.images])
-        return {
-            stage: {"score": float(np.mean(rows, axis=0)[0]), "ms": float(np.mean(rows, axis=0)[1])}
-            for stage, rows in stages.items()
-        }, int(point_bytes)
+        return dict(stages), int(point_bytes)
 
     def _make_points(self, file: ImageFile, rows: np.ndarray, centroids: np.ndarray) -> ImagePoints:
         detected = self.table.reader.detect(file)
@@ -336,12 +341,12 @@ def _store(
 def _summarise(
     descriptor: str,
     key: tuple[str, str, int, str],
-    measured: Sequence[Mapping[str, float]],
+    measured: Sequence[Measured],
     stored_bytes: int,
     protocol: str,
 ) -> dict[str, Any]:
     codes, form, dim, stage = key
-    seeds = [one["score"] for one in measured]
+    seeds = [float(np.mean(one.scores)) for one in measured]
     return {
         "descriptor": descriptor,
         "points": codes,
@@ -352,7 +357,8 @@ def _summarise(
         "score" if protocol == "ukbench" else "map": float(np.mean(seeds)),
         "spread": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0,
         "seeds": seeds,
-        "ms": round(float(np.mean([one["ms"] for one in measured])), 1),
+        "ms": round(float(np.mean([one.milliseconds for one in measured])), 1),
+        "by_query": np.mean([one.scores for one in measured], axis=0).round(4).tolist(),
     }
 
 
