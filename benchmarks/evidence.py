@@ -8,8 +8,8 @@ from the shortlist on. The rival (`pip install pycolmap`): its own SIFT, a tree 
 PHOTOS, all images verified; a query takes the time of its answer, without extraction. The tree takes long:
 with `--rival-tree FILE` it is kept there and used again. `--queries` takes few, evenly spaced; `--no-rival`
 leaves it out. Oxford's queries are cut to their box for both; they are few, and `--whole` asks for each image
-that is relevant to one instead, as a whole. What kinds of codes differ by is printed with 95 % of resamplings of
-the queries.
+that is relevant to one instead, as a whole. What kinds of codes differ by is printed with 95 % of
+resamplings of the queries.
 
 Reading: the points of all images of DATA as the file of one index shard, 1,000 rows for scores and 100 with
 frames, when the file lies in memory and after the kernel was told to forget it.
