@@ -2,8 +2,9 @@
 
 Inliers of random pairs of a collection's own images fall off geometrically. The tail is fitted, and says how
 many are needed so that one pair in a thousand, or in a million, has them by chance. Some random pairs do show
-the same thing: what lies so far out that the tail expects none of it does not count. Where few pairs were
-looked at, measured defaults do (`PRIOR_PAIRS` pairs of them are added to any collection's own).
+the same thing, one in fifty where places or products recur: the tail is fitted value by value, and what lies
+beyond does not count once it expects none of it, or far fewer. Where few pairs were looked at, measured
+defaults do (`PRIOR_PAIRS` pairs of them are added to any collection's own).
 
 A score is the probability that a candidate shows the same thing if one candidate in a thousand does, by how
 often a random pair is as strong; planted views, which do, get at least one half but for a few.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +27,10 @@ PRIOR_TAIL_START = 4
 PRIOR_PAIRS = 75.0
 PRIOR_SHARE = 0.2  # of pairs in the tail
 PRIOR_EXCESS = 0.5  # inliers beyond its start, on average
-OUTLIER_COUNT = 0.1  # a value that the tail expects less often than this among all pairs is no chance
+OUTLIER_COUNT = 0.1  # pairs beyond the value from which on a tail expects fewer than this are no chance
+OUTLIER_DEVIATIONS = 4.0  # nor are they where there are so many more than it expects
 MARGIN_DEVIATIONS = 2.0  # by which the tail is taken to be longer than it was measured
+MAX_RATIO = 0.99  # of a tail, from one value to the next
 STRENGTH_STEPS = 4  # strengths are counted in quarters
 PRIOR_STRENGTH, PRIOR_STRENGTH_EXCESS = -46, 1.5  # of that tail, in steps: as above
 REAL_SHARE = 1e-3  # of candidates that a score takes to show the same thing
@@ -69,18 +72,20 @@ def fit_tail(
     """
     pairs = sum(histogram.values())
     start = _find_start(histogram, first, prior_start)
-    inside, excess = 0.0, 0.0
-    outliers = 0
-    for value in sorted(one for one, count in histogram.items() if one >= start and count):
-        tail = _blend(start, pairs, inside, excess, prior_excess, margin=0.0)
-        expected = pairs * tail.share * tail.ratio ** (value - start)
-        if value > start and expected < OUTLIER_COUNT:
-            outliers = _count_from(histogram, value)
+    counts = [histogram.get(value, 0) for value in range(start, max(histogram, default=start) + 1)]
+    prior, width = PRIOR_PAIRS * PRIOR_SHARE, math.inf
+    for known in range(2, len(counts)):
+        inside, beyond = sum(counts[:known]), sum(counts[known:])
+        ratio = _lengthen(_fit_ratio(counts[:known], known, prior_excess), known, inside)
+        expected = _expect_beyond(ratio, known, inside)
+        if expected < OUTLIER_COUNT or beyond > expected + OUTLIER_DEVIATIONS * (1 + math.sqrt(expected)):
+            counts, width = counts[:known], known  # what lies beyond is no chance
             break
-        inside += histogram[value]
-        excess += histogram[value] * (value - start)
-    tail = _blend(start, pairs - outliers, inside, excess, prior_excess, margin=MARGIN_DEVIATIONS)
-    return Tail(start, tail.share, tail.ratio, pairs, outliers)
+    ratio, inside = _fit_ratio(counts, width, prior_excess), sum(counts)
+    chance = inside + _expect_beyond(ratio, width, inside)
+    outliers = max(_count_from(histogram, start) - round(chance), 0)
+    share = min(1.0, (chance + prior) / (pairs - outliers + PRIOR_PAIRS))
+    return Tail(start, share, _lengthen(ratio, width, inside), pairs, outliers)
 
 
 def _find_start(histogram: Mapping[int, int], first: int, prior_start: int) -> int:
@@ -98,15 +103,42 @@ def _count_from(histogram: Mapping[int, int], inliers: int) -> int:
     return sum(count for one, count in histogram.items() if one >= inliers)
 
 
-def _blend(
-    start: int, pairs: float, inside: float, excess: float, prior_excess: float, *, margin: float
-) -> Tail:
-    """The tail of measured pairs and the prior's, longer by `margin` deviations of what was measured."""
-    count = inside + PRIOR_PAIRS * PRIOR_SHARE
-    mean = (excess + PRIOR_PAIRS * PRIOR_SHARE * prior_excess) / count
-    mean += margin * math.sqrt(mean * (mean + 1) / count)  # the deviation of a geometric mean
-    share = min(1.0, count / (pairs + PRIOR_PAIRS))
-    return Tail(start, share, mean / (1 + mean), 0, 0)
+def _fit_ratio(counts: Sequence[int], width: float, prior_excess: float) -> float:
+    """How fast counts of successive values fall off, the prior's included: the most likely ratio.
+
+    They are those of a geometric distribution of 0 … width − 1: of larger values nothing is known.
+    """
+    total, prior = sum(counts), PRIOR_PAIRS * PRIOR_SHARE
+    wanted = sum(value * count for value, count in enumerate(counts)) + prior * prior_excess
+    low, high = 1e-6, MAX_RATIO
+    for _ in range(60):
+        ratio = (low + high) / 2
+        if total * _moments(ratio, width)[0] + prior * _moments(ratio, math.inf)[0] < wanted:
+            low = ratio
+        else:
+            high = ratio
+    return float(ratio)
+
+
+def _lengthen(ratio: float, width: float, total: int) -> float:
+    """The ratio by some deviations larger than it was measured on so many pairs."""
+    prior = PRIOR_PAIRS * PRIOR_SHARE
+    information = total * _moments(ratio, width)[1] + prior * _moments(ratio, math.inf)[1]
+    return min(ratio * math.exp(MARGIN_DEVIATIONS / math.sqrt(information)), MAX_RATIO)
+
+
+def _expect_beyond(ratio: float, width: float, inside: int) -> float:
+    """How many values of a geometric distribution are `width` or larger where `inside` are smaller."""
+    return inside * ratio**width / (1 - ratio**width)
+
+
+def _moments(ratio: float, width: float) -> tuple[float, float]:
+    """Mean and variance of a geometric distribution of 0 … width − 1."""
+    mean, variance = ratio / (1 - ratio), ratio / (1 - ratio) ** 2
+    cut = ratio**width
+    if math.isinf(width):
+        return mean, variance
+    return mean - width * cut / (1 - cut), variance - width**2 * cut / (1 - cut) ** 2
 
 
 @dataclass(frozen=True)

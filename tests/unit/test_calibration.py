@@ -31,7 +31,7 @@ def test_real_matches_among_random_pairs_do_not_raise_the_threshold():
     clean = fit_tail(Counter(inliers.tolist()))
     inliers[::50] = np.random.default_rng(1).integers(40, 300, 40)  # two of a hundred show the same
     mixed = fit_tail(Counter(inliers.tolist()))
-    assert mixed.outliers == 40
+    assert 38 <= mixed.outliers <= 45
     assert clean.threshold(1e-6) - 2 <= mixed.threshold(1e-6) <= clean.threshold(1e-6) + 3
 
 
@@ -41,6 +41,30 @@ def test_weak_real_matches_do_not_stretch_the_tail_one_by_one():
     clean = fit_tail(Counter(inliers.tolist()))
     inliers[:11] = [10, 10, 12, 14, 17, 20, 28, 30, 34, 90, 95]
     assert fit_tail(Counter(inliers.tolist())).threshold(1e-6) <= clean.threshold(1e-6) + 3
+
+
+def test_real_matches_of_all_strengths_do_not_raise_the_threshold():
+    """Of 10,948 pictures rendered from 1,820 photographs: one pair in fifty shares a photograph."""
+    chance = {1: 41, 2: 617, 3: 829, 4: 164, 5: 42, 6: 17, 7: 2, 8: 1, 9: 1}
+    shared = {
+        10: 5,
+        11: 7,
+        14: 2,
+        15: 2,
+        16: 1,
+        17: 1,
+        18: 2,
+        21: 2,
+        23: 1,
+        24: 1,
+        29: 1,
+        30: 2,
+        39: 1,
+        89: 1,
+    }
+    clean, mixed = fit_tail(chance), fit_tail({**chance, **shared})
+    assert abs(mixed.threshold(1e-6) - clean.threshold(1e-6)) <= 4
+    assert 25 <= mixed.outliers <= 33
 
 
 def test_few_pairs_leave_the_defaults_and_many_overrule_them():
