@@ -129,7 +129,7 @@ def _lengthen(ratio: float, width: float, total: int) -> float:
 
 def _expect_beyond(ratio: float, width: float, inside: int) -> float:
     """How many values of a geometric distribution are `width` or larger where `inside` are smaller."""
-    return inside * ratio**width / (1 - ratio**width)
+    return float(inside * ratio**width / (1 - ratio**width))
 
 
 def _moments(ratio: float, width: float) -> tuple[float, float]:
