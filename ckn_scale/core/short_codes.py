@@ -204,31 +204,32 @@ class CodeScan:
         They are those whose score is above that of the row after them: of rows that tie there all or
         none, so the shortlist depends on the query and the rows alone. With a mask, on those allowed.
         """
-        every = np.arange(self.rows) if allowed is None else np.flatnonzero(allowed.mask)
-        if len(every) <= depth:
-            return [every] * len(queries)
-        dropped = self.rows - len(every)
+        count = self.rows if allowed is None else allowed.count
+        if count <= depth:
+            return [self._list_rows(allowed)] * len(queries)
+        dropped = self.rows - count
         if allowed is None or dropped > MOST_DROPPED:
             scores, positions = self.score(queries, depth + 1, allowed)
         else:  # with few rows to leave out, these are found and dropped: a selector doubles the time
             scores, positions = self.score(queries, depth + 1 + dropped)
         found = [_cut(one, where, depth, allowed) for one, where in zip(scores, positions, strict=True)]
         return [
-            one if len(one) >= fewest else self._look_deeper(query, 2 * depth, fewest, allowed, every)
+            one if len(one) >= fewest else self._look_deeper(query, 2 * depth, fewest, allowed)
             for query, one in zip(queries, found, strict=True)
         ]
 
-    def _look_deeper(
-        self, query: np.ndarray, depth: int, fewest: int, allowed: RowMask | None, every: np.ndarray
-    ) -> np.ndarray:
+    def _look_deeper(self, query: np.ndarray, depth: int, fewest: int, allowed: RowMask | None) -> np.ndarray:
         """More rows than the depth tie, or the nearest lists hold too few: all of them are looked at."""
-        while depth < len(every):
+        while depth < (self.rows if allowed is None else allowed.count):
             scores, positions = self.score(query[None], depth + 1, allowed, everywhere=True)
             found = _cut(scores[0], positions[0], depth, allowed)
             if len(found) >= fewest:
                 return found
             depth *= 2
-        return every
+        return self._list_rows(allowed)
+
+    def _list_rows(self, allowed: RowMask | None) -> np.ndarray:
+        return np.arange(self.rows) if allowed is None else np.flatnonzero(allowed.mask)
 
 
 def _cut(scores: np.ndarray, positions: np.ndarray, depth: int, allowed: RowMask | None) -> np.ndarray:
