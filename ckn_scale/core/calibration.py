@@ -121,10 +121,11 @@ def _fit_ratio(counts: Sequence[int], width: float, prior_excess: float) -> floa
 
 
 def _lengthen(ratio: float, width: float, total: int) -> float:
-    """The ratio by some deviations larger than it was measured on so many pairs."""
-    prior = PRIOR_PAIRS * PRIOR_SHARE
-    information = total * _moments(ratio, width)[1] + prior * _moments(ratio, math.inf)[1]
-    return min(ratio * math.exp(MARGIN_DEVIATIONS / math.sqrt(information)), MAX_RATIO)
+    """The ratio of a tail whose mean is some deviations longer than was measured on so many pairs."""
+    mean, variance = _moments(ratio, math.inf)
+    information = total * _moments(ratio, width)[1] + PRIOR_PAIRS * PRIOR_SHARE * variance  # on log ratio
+    mean += MARGIN_DEVIATIONS * variance / math.sqrt(information)
+    return min(mean / (1 + mean), MAX_RATIO)
 
 
 def _expect_beyond(ratio: float, width: float, inside: int) -> float:
