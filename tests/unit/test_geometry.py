@@ -242,3 +242,15 @@ def test_input_stays_as_it_is():
     verify_matches(first, second, SIZE, SIZE)
     np.testing.assert_array_equal(first, before[0])
     np.testing.assert_array_equal(second, before[1])
+
+
+def test_a_fit_never_stretches_more_than_a_hypothesis_may():
+    """Frames that say nothing of it, on positions that one map twenty times as tall would explain."""
+    rng = np.random.default_rng(0)
+    first = np.tile(np.eye(2, 3), (80, 1, 1))
+    first[:, :, 2] = rng.uniform((20, 0), (620, 22), (80, 2))
+    second = first.copy()
+    second[:, 1, 2] *= 20
+    assert len(verify_matches(first, second, SIZE, SIZE).inliers) < 40
+    second[:, 1, 2] /= 4
+    assert len(verify_matches(first, second, SIZE, SIZE).inliers) == 80
